@@ -1,0 +1,5 @@
+"""Settings, checkpoint and GPUs in; the account per GPU and the engine's flags out. Pure."""
+
+from .plan import Account, Change, Decision, Learned, Plan
+
+__all__ = ["Account", "Change", "Decision", "Learned", "Plan"]
