@@ -1,0 +1,126 @@
+"""The plan for an engine on the CPU: no GPU account, a token pool that host memory can hold."""
+
+from __future__ import annotations
+
+from ..checkpoint import Checkpoint
+from ..hardware import Inventory
+from .command import Command
+from .context import ENCODERS, derived_context, is_embedding, number, text_config
+from .parts import Choices, model_document, parallel_document, refusal_for_context
+from .plan import Plan
+from .wish import Wishes
+
+DEFAULT_REQUESTS = 8
+DEFAULT_FRACTION = 0.3
+# Without a limit sglang gives the pool most of the host: 15 GB for a 23 MB model.
+POOL_SHARE = 8
+UNKNOWN_HOST_TOKENS = 65536
+
+# Rotary models on the CPU call an operator of vllm, which the engine's lock does not contain.
+RUNS_ON_CPU = ENCODERS | {"GPT2LMHeadModel"}
+
+
+def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
+    """A plan without GPUs. Never raises for a model; an impossible wish gives ``feasible`` False."""
+    embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
+    encoder = checkpoint.architecture in ENCODERS
+    derived = derived_context(checkpoint.config)
+    choices = Choices(wishes)
+    choices.take("device", "cpu", "this box has no GPU that could be used" if not inventory.gpus else "asked for")
+    context = choices.take("context_length", derived, "what the model's config.json allows")
+    requests = choices.take("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
+    pool = requests * context
+    limit = _pool_limit(checkpoint, inventory)
+    tokens = choices.take(
+        "max_total_tokens",
+        max(min(pool, limit), min(context, pool)),
+        f"{requests} requests of {context} tokens" + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
+        + "; without a limit sglang takes most of the host's memory",
+    )  # fmt: skip
+    fraction = choices.take("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
+    chunk = choices.take(
+        "chunked_prefill_size",
+        -1 if encoder else min(2048, context),
+        "an encoder attends in both directions: prompts are never split" if encoder else "one step of prefill on a CPU",
+    )
+    backend = choices.take("attention_backend", "torch_native", "the attention that needs no GPU kernels and no AMX")
+    graphs = choices.take("cuda_graph_max_bs", 0, "there are no CUDA graphs on a CPU")
+    choices.take("kv_cache_dtype", "auto", "the model's own dtype")
+    for name in ("tp", "pp", "ep", "dp_attention"):
+        choices.take(name, 1, "two ranks do not run on the CPU")
+
+    command = Command()
+    if embedding:
+        command.set("--is-embedding")
+    command.set("--device", "cpu")
+    command.set("--attention-backend", backend)
+    command.set("--cuda-graph-backend-decode", "disabled")
+    command.set("--cuda-graph-backend-prefill", "disabled")
+    command.set("--disable-overlap-schedule")
+    if encoder:
+        command.set("--disable-radix-cache")
+        choices.note("--disable-radix-cache", True, "a cached prefix changes an encoder's vectors: seen 0.64 cosine for one sentence")
+    command.set("--chunked-prefill-size", chunk)
+    command.set("--mem-fraction-static", fraction)
+    command.set("--max-total-tokens", tokens)
+    command.set("--max-running-requests", requests)
+    if wishes.value("context_length") is not None:
+        command.set("--context-length", context)
+    command.set("--enable-metrics")
+    choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
+    command.merge(wishes.flags, wishes.given)
+
+    reasons = [r for r in (refusal_for_context(wishes, context, derived),) if r]
+    for name in ("tp", "pp"):
+        if choices.value(name) != 1:
+            reasons.append(f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU; {name.upper()}=1 would fit")
+    if tokens < 1 or requests < 1:
+        reasons.append("a pool without tokens or requests serves nothing")
+    warnings = list(wishes.notes)
+    if checkpoint.architecture not in RUNS_ON_CPU:
+        warnings.append(
+            f"{checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary models need an "
+            "operator of vllm that the lock does not contain"
+        )
+    return Plan(
+        feasible=not reasons,
+        reasons=tuple(reasons),
+        model=model_document(checkpoint, str(choices.wishes.value("quantization") or "")),
+        gpus=(),
+        parallel=parallel_document(choices, wishes),
+        device="cpu",
+        kv_bytes_per_token=_bytes_per_token(checkpoint),
+        per_gpu=(),
+        mem_fraction_static=fraction,
+        max_total_tokens=tokens,
+        context_length=context,
+        max_running_requests=requests,
+        chunked_prefill_size=chunk,
+        cuda_graph_max_bs=graphs,
+        kv_cache_dtype=choices.value("kv_cache_dtype"),
+        attention_backend=backend,
+        moe_runner_backend=wishes.value("moe_runner_backend", "auto"),
+        fp4_gemm_backend=wishes.value("fp4_gemm_backend", "auto"),
+        is_embedding=embedding,
+        flags=command.words(),
+        env=dict(wishes.env),
+        decisions=choices.decisions(),
+        warnings=tuple(warnings),
+    )
+
+
+def _bytes_per_token(checkpoint: Checkpoint) -> int:
+    """K and V of every layer at two bytes (sglang runs float32 models in half precision)."""
+    config = text_config(checkpoint.config)
+    layers = number(config.get("num_hidden_layers") or config.get("n_layer"), 12)
+    hidden = number(config.get("hidden_size") or config.get("n_embd"), 768)
+    heads = number(config.get("num_attention_heads") or config.get("n_head"), 12)
+    kv_heads = number(config.get("num_key_value_heads"), heads)
+    head = number(config.get("head_dim"), hidden / heads)
+    return int(2 * layers * kv_heads * head * 2)
+
+
+def _pool_limit(checkpoint: Checkpoint, inventory: Inventory) -> int:
+    if inventory.host_memory_bytes <= 0:
+        return UNKNOWN_HOST_TOKENS
+    return max(1, inventory.host_memory_bytes // POOL_SHARE // max(1, _bytes_per_token(checkpoint)))

@@ -1,0 +1,67 @@
+"""Pieces that the CPU plan and the GPU plan share: decisions, and parts of the plan document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..settings import PREFIX
+from .plan import Decision
+from .wish import Wishes
+
+
+class Choices:
+    """Collects one decision per setting: the fixed value when there is one, else the computed one."""
+
+    def __init__(self, wishes: Wishes) -> None:
+        self.wishes = wishes
+        self._made: dict[str, Decision] = {}
+
+    def take(self, name: str, computed: Any, reason: str, *, source: str = "computed") -> Any:
+        """Decide ``name`` and return its value."""
+        self._made[name] = self.wishes.fixed.get(name) or Decision(name, computed, source, reason)
+        return self._made[name].value
+
+    def note(self, name: str, value: Any, reason: str, *, source: str = "computed") -> None:
+        """A decision that no setting can override (a flag of the plan's own)."""
+        self._made[name] = Decision(name, value, source, reason)
+
+    def explain(self, name: str, reason: str) -> None:
+        """Say more about a value that was fixed or computed."""
+        made = self._made[name]
+        self._made[name] = Decision(name, made.value, made.source, f"{made.reason}; {reason}")
+
+    def value(self, name: str) -> Any:
+        return self._made[name].value
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """In the order in which they were made; what ENGINE_ARGS and healing added stands last and wins."""
+        made = dict(self._made)
+        for decision in self.wishes.extra:
+            made[decision.setting] = decision
+        return tuple(made.values())
+
+
+def model_document(checkpoint: Checkpoint, quantization: str) -> dict[str, Any]:
+    return {
+        "id": checkpoint.model,
+        "revision": checkpoint.revision,
+        "architecture": checkpoint.architecture,
+        "quantization": quantization or None,
+        "bytes": checkpoint.bytes,
+        "tensors": checkpoint.tensors,
+    }
+
+
+def parallel_document(choices: Choices, wishes: Wishes) -> dict[str, int]:
+    return {
+        **{name: int(choices.value(name)) for name in ("tp", "pp", "ep", "dp_attention")},
+        "nnodes": wishes.settings.nnodes,
+    }
+
+
+def refusal_for_context(wishes: Wishes, context: int, derived: int) -> str | None:
+    """sglang refuses a context longer than the model's unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set."""
+    if context <= derived or wishes.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") in ("1", "true"):
+        return None
+    return f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}: CONTEXT_LENGTH={derived} would fit"

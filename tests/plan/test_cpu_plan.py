@@ -1,0 +1,95 @@
+"""The CPU plan: what the rehearsal presets run, without any GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from entrypoint import checkpoint, hardware, plan, presets, settings
+from entrypoint.errors import Stop
+
+BERT = {
+    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 384, "intermediate_size": 1536,
+    "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 6, "vocab_size": 30522,
+}  # fmt: skip
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2,
+    "n_positions": 256, "vocab_size": 512,
+}  # fmt: skip
+BOX = hardware.Inventory(host_memory_bytes=16 << 30)
+
+
+def made(tmp_path: Path, config: dict[str, object], **environ: str) -> plan.Plan:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = settings.load({f"RELAUNCH_{k}": v for k, v in {"MODEL": "x", **environ}.items()}, presets.read_all())
+    return plan.make(loaded, BOX, checkpoint.read(tmp_path, model="x"))
+
+
+def test_an_encoder_gets_the_flags_that_were_seen_to_work(tmp_path: Path) -> None:
+    planned = made(tmp_path, BERT)
+    assert planned.feasible and planned.is_embedding and planned.device == "cpu" and planned.per_gpu == ()
+    assert " ".join(planned.flags) == (
+        "--is-embedding --device cpu --attention-backend torch_native --cuda-graph-backend-decode disabled "
+        "--cuda-graph-backend-prefill disabled --disable-overlap-schedule --disable-radix-cache "
+        "--chunked-prefill-size -1 --mem-fraction-static 0.3 --max-total-tokens 4096 --max-running-requests 8 "
+        "--enable-metrics"
+    )
+
+
+def test_a_generating_model_keeps_its_radix_cache(tmp_path: Path) -> None:
+    planned = made(tmp_path, GPT2, MAX_RUNNING_REQUESTS="3")
+    assert not planned.is_embedding
+    assert planned.max_total_tokens == 3 * 256
+    assert "--disable-radix-cache" not in planned.flags and "--is-embedding" not in planned.flags
+
+
+def test_engine_args_replace_the_plans_own_flags(tmp_path: Path) -> None:
+    planned = made(tmp_path, BERT, ENGINE_ARGS="--max-total-tokens 2k --disable-cuda-graph --mem-fraction-static=0.2")
+    assert planned.max_total_tokens == 2000 and planned.mem_fraction_static == 0.2
+    assert planned.flags.count("--max-total-tokens") == 1 and planned.flags.count("--mem-fraction-static") == 1
+    assert planned.flags[planned.flags.index("--max-total-tokens") + 1] == "2k"
+    assert "--cuda-graph-backend-decode" not in planned.flags
+    sources = {d.setting: d.source for d in planned.decisions}
+    assert sources["max_total_tokens"] == "environment" and len(sources) == len(planned.decisions)
+
+
+def test_what_healing_changed_wins_over_what_a_person_set(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    loaded = settings.load({"RELAUNCH_MODEL": "x", "RELAUNCH_MAX_RUNNING_REQUESTS": "8"}, {})
+    changes = (
+        plan.Change("max_running_requests", 8, 4, "the pool was too small"),
+        plan.Change("--disable-flashinfer-autotune", None, True, "a bad tactic"),
+        plan.Change("NCCL_P2P_DISABLE", None, "1", "a hang"),
+    )
+    planned = plan.make(loaded, BOX, checkpoint.read(tmp_path, model="x"), changes=changes)
+    assert planned.max_running_requests == 4 and planned.env == {"NCCL_P2P_DISABLE": "1"}
+    assert "--disable-flashinfer-autotune" in planned.flags
+    reasons = {d.setting: d.reason for d in planned.decisions}
+    assert reasons["max_running_requests"] == "the pool was too small"
+
+
+def test_a_context_beyond_the_models_is_refused_with_one_that_fits(tmp_path: Path) -> None:
+    planned = made(tmp_path, BERT, CONTEXT_LENGTH="1024")
+    assert not planned.feasible and "CONTEXT_LENGTH=512 would fit" in planned.reasons[0]
+
+
+def test_secrets_of_engine_args_stay_out_of_the_decisions(tmp_path: Path) -> None:
+    planned = made(tmp_path, GPT2, ENGINE_ARGS="--admin-api-key hush")
+    assert "hush" in planned.flags
+    assert "hush" not in str(planned.decisions)
+
+
+@pytest.mark.parametrize("preset", ["rehearsal", "rehearsal-generate"])
+def test_the_rehearsal_presets_are_for_the_cpu(preset: str) -> None:
+    loaded = settings.load({"RELAUNCH_PRESET": preset}, presets.read_all())
+    assert loaded.settings.device == "cpu"
+    assert presets.describe(presets.read_all()[preset])
+
+
+@pytest.mark.parametrize("text", ["--tp-size", "--context-length many", "--no-such-flag 1"])
+def test_engine_args_that_make_no_sense_stop_in_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Stop) as stop:
+        made(tmp_path, BERT, ENGINE_ARGS=text)
+    assert stop.value.exit_code == 78 and "\n" not in stop.value.line()
