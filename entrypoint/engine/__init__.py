@@ -1,0 +1,1 @@
+"""The engine: its command line, its processes, its log, its probes."""

@@ -1,0 +1,86 @@
+"""One line of anybody's log: what is wrapped around the message, and which rank wrote it.
+
+sglang writes ``[2026-11-29 16:41:08 TP0] message``. Around that docker compose, Kubernetes, journald, the
+kernel's ring buffer, Ray, vLLM and torch put prefixes of their own; they are taken off one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+LONGEST = 8192  # characters of one line that are looked at: no known failure text stands further to the right
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_WRAPPERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"\[{_STAMP}(?P<fields>(?: [A-Z_]+\d+)*)\] ?",  # sglang
+        r"\[rank(?P<rank>\d+)\]: ?",  # torch
+        rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
+        r"\w[\w./-]*\s*\| ",  # docker compose
+        r"\[pod/[^\]]+\] ",  # kubectl logs --prefix
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w@.:/-]+(?:\[\d+\])?: ",  # journald, syslog
+        r"\[ *\d+\.\d{3,6}\] ",  # dmesg
+        r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
+        r"\((?:\w*?_?(?:TP|rank)(?P<worker>\d+)\w*|[A-Z]\w*)(?: (?:pid|ip)=[^)]*)?\) ?",  # vLLM, Ray
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?)+",  # vLLM
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
+        r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
+        r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue
+    )
+)
+_TP = re.compile(r"\bTP(\d+)")
+
+
+class Line(NamedTuple):
+    """A message without its wrappers. ``rank``: the tensor-parallel rank that wrote it, None when unsaid;
+    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart."""
+
+    text: str
+    rank: int | None
+    writer: str
+
+
+def strip_ansi(text: str) -> str:
+    """``text`` without terminal colours and titles."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def unwrap(raw: str) -> Line:
+    """The message in ``raw``, at most ``LONGEST`` characters of it, and who wrote it."""
+    text = strip_ansi(raw[:LONGEST]).rstrip("\r\n")
+    if text.startswith('{"') and ('"log"' in text or '"message"' in text or '"msg"' in text):
+        text = _from_json(raw) or text
+    rank, writer = None, ""
+    for _ in range(6):
+        for wrapper in _WRAPPERS:
+            match = wrapper.match(text)
+            if match and match.end():
+                break
+        else:
+            break
+        text = text[match.end() :]
+        groups = match.groupdict()
+        if groups.get("fields"):
+            writer = groups["fields"].strip()
+            found = _TP.search(writer)
+            rank = int(found[1]) if found else rank
+        for name in ("rank", "worker", "device"):
+            if rank is None and groups.get(name):
+                rank = int(groups[name])
+    return Line(text, rank, writer)
+
+
+def _from_json(raw: str) -> str | None:
+    """The message of a line of docker's json-file driver or of a JSON logger."""
+    try:
+        document = json.loads(raw)
+    except ValueError:
+        return None
+    for key in ("log", "message", "msg"):
+        if isinstance(document, dict) and isinstance(document.get(key), str):
+            return strip_ansi(document[key][:LONGEST]).rstrip("\r\n")
+    return None
