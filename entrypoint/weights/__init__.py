@@ -1,0 +1,6 @@
+"""Weights: found, fetched, proven, repaired, remembered."""
+
+from .common import Progress, Snapshot
+from .prepare import prepare
+
+__all__ = ["Progress", "Snapshot", "prepare"]

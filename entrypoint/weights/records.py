@@ -1,0 +1,154 @@
+"""What was proven, remembered: digest and identity of every file; the next boot costs a stat per file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .hashing import Identity, identity
+
+SCHEMA = 1
+MAX_RECORDS = 64
+MAX_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Proven:
+    """One file that was hashed. ``at``: seconds since the epoch."""
+
+    size: int
+    algo: str
+    digest: str
+    identity: Identity
+    at: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """``pinned``: the commit that a branch was pinned to, with ``revision`` the branch."""
+
+    model: str
+    revision: str | None
+    path: str
+    source: str = ""
+    closed: bool = False
+    files: Mapping[str, Proven] = field(default_factory=dict)
+
+
+def folder(state_dir: Path) -> Path:
+    return state_dir / "weights"
+
+
+def _name(kind: str, model: str, revision: str | None, path: str) -> str:
+    """A readable file name; the digest keeps two models with similar names apart."""
+    key = hashlib.sha256("\n".join((model, revision or "", path)).encode()).hexdigest()[:12]
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.')[-60:]}-{key}.json"
+
+
+def file_of(state_dir: Path, model: str, revision: str | None, path: Path) -> Path:
+    return folder(state_dir) / _name("verdict", model, revision, str(path))
+
+
+def load(state_dir: Path, model: str, revision: str | None, path: Path) -> Record | None:
+    """The record, or None when there is none that can be read: then everything is checked again."""
+    document = read_json(file_of(state_dir, model, revision, path))
+    if document is None or document.get("model") != model or document.get("path") != str(path):
+        return None
+    try:
+        files = {
+            name: Proven(
+                int(row[0]),
+                str(row[1]),
+                str(row[2]),
+                (row[3][0], row[3][1], row[3][2], row[3][3]),
+                float(row[4]),
+            )
+            for name, row in document["files"].items()
+        }
+        return Record(model, revision, str(path), str(document["source"]), bool(document["closed"]), files)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def save(state_dir: Path, record: Record) -> None:
+    """Atomically, and so that it survives a power cut. Raises OSError."""
+    rows = {n: [p.size, p.algo, p.digest, list(p.identity), round(p.at, 3)] for n, p in record.files.items()}
+    document = {
+        "schema": SCHEMA, "model": record.model, "revision": record.revision, "path": record.path,
+        "source": record.source, "closed": record.closed, "files": rows,
+    }  # fmt: skip
+    write_json(file_of(state_dir, record.model, record.revision, Path(record.path)), document)
+
+
+def fresh(record: Record, root: Path, now: float, max_age: float) -> set[str]:
+    """The recorded files that are still the ones that were hashed, and not too long ago: one stat each."""
+    good = set()
+    for name, proven in record.files.items():
+        try:
+            status = os.stat(f"{root}/{name}")  # noqa: PTH116 - a Path per file costs more than the stat
+        except OSError:
+            continue
+        # A clock that was set back must not make a verdict last for ever.
+        if identity(status) == tuple(proven.identity) and abs(now - proven.at) <= max_age:
+            good.add(name)
+    return good
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A document of this program's schema; None when absent, foreign, damaged or absurdly large."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        return None
+    return document
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write beside, fsync, rename, fsync the folder; then keep the folder bounded. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)  # another user of the same cache may read the verdict
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    _bound(path.parent, keep=path)
+
+
+def _bound(place: Path, keep: Path) -> None:
+    """Forget the oldest records beyond MAX_RECORDS, and temporary files that a kill left behind."""
+    files = []
+    for path in place.iterdir():
+        try:
+            files.append((path.stat().st_mtime, path))
+        except OSError:
+            continue
+    newest = max((at for at, _ in files), default=0.0)
+    for at, path in files:
+        if path.name.startswith(".tmp-") and at < newest - 3600:
+            path.unlink(missing_ok=True)
+    records = sorted((row for row in files if row[1].suffix == ".json"), key=lambda row: row[0])
+    for _, path in records[: max(0, len(records) - MAX_RECORDS)]:
+        if path != keep:
+            path.unlink(missing_ok=True)
