@@ -1,6 +1,6 @@
 """Weights: found, fetched, proven, repaired, remembered."""
 
 from .common import Progress, Snapshot
-from .prepare import prepare
+from .prepare import prepare, repair
 
-__all__ = ["Progress", "Snapshot", "prepare"]
+__all__ = ["Progress", "Snapshot", "prepare", "repair"]

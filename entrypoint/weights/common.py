@@ -40,13 +40,15 @@ class Manifest:
 @dataclass(frozen=True)
 class FileState:
     """One file after a check. ``size``: bytes expected, else present. ``digest_ok``: its bytes match the
-    manifest although its structure is bad, so that fetching it again cannot help."""
+    manifest although its structure is bad, so that fetching it again cannot help.
+    ``identity``: inode, size, mtime and ctime in ns of the bytes that were judged."""
 
     path: str
     size: int
     state: State
     reason: str | None = None
     digest_ok: bool = False
+    identity: tuple[int, int, int, int] | None = None
 
     def document(self) -> dict[str, Any]:
         return {"path": self.path, "size": self.size, "state": self.state, "reason": self.reason}

@@ -26,9 +26,7 @@ def locate(model: str, root: Path, given: Manifest | None) -> Located:
     except PermissionError:
         raise denied(root, "RELAUNCH_MODEL") from None
     except OSError as error:
-        raise unreadable(
-            f"RELAUNCH_MODEL={model}: {error.strerror}", "check the directory and its mount"
-        ) from None
+        raise unreadable(f"RELAUNCH_MODEL={model}: {error.strerror}", "check the directory and its mount") from None
     if "config.json" not in names:
         raise Stop("weights_missing", f"RELAUNCH_MODEL={model}: {root} holds no config.json",
                    "name the directory of a checkpoint in the hub's layout")  # fmt: skip

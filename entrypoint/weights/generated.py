@@ -26,9 +26,7 @@ END = "<|endoftext|>"
 def locate(name: str, cache: Path) -> Located:
     """Make (if absent) and return the model. Raises Stop: unknown name (78), cache not writable (73)."""
     if name not in MAKERS:
-        raise config_rejected(
-            f"RELAUNCH_MODEL=generated:{name} is not known", f"known: {', '.join(sorted(MAKERS))}"
-        )
+        raise config_rejected(f"RELAUNCH_MODEL=generated:{name} is not known", f"known: {', '.join(sorted(MAKERS))}")
     target = cache / "models" / f"{name}-{VERSION}"
     if not target.is_dir():
         _write(target, MAKERS[name]())

@@ -111,8 +111,7 @@ def hash_files(
     order = sorted(jobs, key=lambda job: -job[2])
     with ThreadPoolExecutor(max(1, min(threads, len(order))), "hash") as pool:
         futures = [
-            pool.submit(hash_file, root, path, algo, counter, stop, keep_cache=keep_cache)
-            for path, algo, _ in order
+            pool.submit(hash_file, root, path, algo, counter, stop, keep_cache=keep_cache) for path, algo, _ in order
         ]
         start = time.monotonic()
         try:

@@ -26,8 +26,8 @@ class BadFile(ValueError):
     """What is wrong with the file, for people."""
 
 
-def read(path: Path) -> tuple[set[str], int]:
-    """Tensor names and bytes of data. Raises BadFile, or OSError."""
+def read(path: Path) -> set[str]:
+    """The tensors' names. Raises BadFile, or OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
@@ -57,10 +57,8 @@ def read(path: Path) -> tuple[set[str], int]:
         raise BadFile("has a header that cannot be read") from None
     if 8 + length + end != size:
         short = 8 + length + end - size
-        raise BadFile(
-            f"is truncated: {short} bytes are missing" if short > 0 else f"is {-short} bytes too long"
-        )
-    return set(header), end
+        raise BadFile(f"is truncated: {short} bytes are missing" if short > 0 else f"is {-short} bytes too long")
+    return set(header)
 
 
 def _not_weights(start: bytes, length: int, size: int) -> str:

@@ -83,9 +83,7 @@ def given(path: Path) -> tuple[str | None, Manifest]:
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")), f"RELAUNCH_MANIFEST={path}")
     except OSError as error:
-        raise unreadable(
-            f"RELAUNCH_MANIFEST={path} cannot be read: {error.strerror}", "check the path"
-        ) from None
+        raise unreadable(f"RELAUNCH_MANIFEST={path} cannot be read: {error.strerror}", "check the path") from None
     except ValueError as error:
         raise config_rejected(
             f"RELAUNCH_MANIFEST={path} is not a manifest: {error}",
@@ -139,11 +137,7 @@ def listing(root: Path) -> list[str]:
     for base, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         prefix = os.path.relpath(base, root)
-        found += [
-            name if prefix == "." else f"{prefix}/{name}"
-            for name in sorted(names)
-            if not name.startswith(".")
-        ]
+        found += [name if prefix == "." else f"{prefix}/{name}" for name in sorted(names) if not name.startswith(".")]
     return found
 
 

@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..errors import Stop, config_rejected
+from ..errors import Stop
 from ..settings import Loaded
-from . import directory, generated, package, reference
+from . import directory, download, environment, generated, package, records, reference, repairing, verdicts
 from . import manifest as manifests
-from .common import FileState, Level, Located, Progress, Snapshot
+from . import resolve as resolving
+from .common import Entry, Level, Located, Phase, Progress, Snapshot
 from .prove import Rules, Verdict, prove
 
 OnProgress = Callable[[Progress], None]
+ROUNDS = 3
+SAVE_SECONDS = 10.0
 
 
 async def prepare(
     loaded: Loaded, *, on_progress: OnProgress | None = None, environ: Mapping[str, str] | None = None
 ) -> Snapshot:
     """Weights that may be served. Raises Stop with the cause, the files and the next step in one line."""
-    settings = loaded.settings
-    found = reference.parse(settings.model)
-    if found.kind == "hub":
-        raise config_rejected("hub models are not available yet")
-    located = await asyncio.to_thread(locate_local, loaded, found)
-    rules = rules_of(loaded)
-    verdict = await checked(located, rules, on_progress)
-    if verdict.bad and found.kind == "generated":
-        located = await asyncio.to_thread(generated.remake, found.value, settings.cache_dir)
-        verdict = await checked(located, rules, on_progress)
-    if verdict.bad:
-        raise refuse(located, verdict)
-    return snapshot(located, verdict)
+    found = reference.parse(loaded.settings.model)
+    if found.kind != "hub":
+        located = await asyncio.to_thread(locate_local, loaded, found)
+        verdict = await checked(located, rules_of(loaded), on_progress)
+        if verdict.bad and found.kind == "generated":
+            located = await asyncio.to_thread(generated.remake, found.value, loaded.settings.cache_dir)
+            verdict = await checked(located, rules_of(loaded), on_progress)
+        if verdict.bad:
+            raise verdicts.refuse(located, verdict)
+        return verdicts.snapshot(located, verdict)
+    session = Session(loaded, environment.read(loaded, os.environ if environ is None else environ), on_progress)
+    return await session.prepare()
+
+
+async def repair(
+    loaded: Loaded,
+    paths: Sequence[str] | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Snapshot:
+    """Hash ``paths`` (None: every file) whatever is recorded, and fetch again what is bad, alone. Raises Stop."""
+    full = replace(loaded, settings=loaded.settings.model_copy(update={"verify": "full"}))
+    if paths is None or reference.parse(loaded.settings.model).kind != "hub":
+        return await prepare(full, on_progress=on_progress, environ=environ)
+    session = Session(loaded, environment.read(loaded, os.environ if environ is None else environ), on_progress)
+    return await session.repair(paths)
 
 
 def locate_local(loaded: Loaded, found: reference.Reference) -> Located:
@@ -60,10 +80,15 @@ def rules_of(loaded: Loaded, level: Level | None = None) -> Rules:
     )
 
 
-async def checked(located: Located, rules: Rules, on_progress: OnProgress | None) -> Verdict:
+async def checked(
+    located: Located,
+    rules: Rules,
+    on_progress: OnProgress | None,
+    known: Mapping[str, records.Proven] | None = None,
+) -> Verdict:
     """``prove`` in threads; cancelling this coroutine stops them before it returns."""
     stop = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(prove, located, rules, stop, on_progress))
+    work = asyncio.create_task(asyncio.to_thread(prove, located, rules, stop, on_progress, known=known))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -72,38 +97,108 @@ async def checked(located: Located, rules: Rules, on_progress: OnProgress | None
         raise
 
 
-def snapshot(located: Located, verdict: Verdict, notes: tuple[str, ...] = ()) -> Snapshot:
-    assert located.path is not None
-    return Snapshot(
-        located.path, located.model, located.revision, verdict.level, verdict.ok,
-        sum(state.size for state in verdict.states.values()), len(verdict.states),
-        (*located.notes, *notes, *verdict.notes),
-    )  # fmt: skip
+class Session:
+    """One hub model on its way to a proven snapshot."""
 
+    def __init__(self, loaded: Loaded, hub: environment.Hub, on_progress: OnProgress | None) -> None:
+        self.loaded, self.hub, self.on_progress = loaded, hub, on_progress
+        self.known: dict[str, records.Proven] = {}
+        self.notes: list[str] = []
 
-def named(files: list[FileState], limit: int = 4) -> str:
-    """``a (is absent), b (is truncated...) and 3 more``."""
-    text = ", ".join(f"{state.path} {state.reason}" for state in files[:limit])
-    return text + (f", and {len(files) - limit} more" if len(files) > limit else "")
+    async def prepare(self) -> Snapshot:
+        if self.on_progress:
+            self.on_progress(Progress("resolve"))
+        resolved = await resolving.resolve(self.loaded, self.hub)
+        return await self.settle(resolved)
 
+    async def settle(self, resolved: resolving.Resolved) -> Snapshot:
+        """Check; fetch what is missing or damaged; check again. A file that is bad after its own fetch ends it."""
+        located = resolved.located
+        rules, tried = rules_of(self.loaded), set[str]()
+        for _ in range(ROUNDS):
+            verdict = await checked(located, rules, self.on_progress, self.known)
+            if verdict.ok:
+                break
+            self.known.update(verdict.proven)
+            bad = {state.path for state in verdict.bad}
+            if self.hub.offline or any(state.digest_ok for state in verdict.bad) or bad & tried:
+                step = "offline was asked for: unset RELAUNCH_OFFLINE (or HF_HUB_OFFLINE) to have them fetched"
+                raise verdicts.refuse(located, verdict, step if self.hub.offline else None)
+            located = await self.complete(resolved, located)
+            if located.manifest is not resolved.located.manifest:
+                continue
+            tried |= bad
+            await self.replace(resolved.branch, located, verdict)
+        else:
+            raise verdicts.refuse(located, verdict)
+        return verdicts.snapshot(located, verdict, tuple(self.notes))
 
-NEXT_STEP = {
-    "directory": "put the file back (the directory is yours: relaunch does not write there)",
-    "package": "reinstall the Python package",
-    "generated": "remove the folder; it is made again",
-    "hub": "run `relaunch weights repair`",
-}
+    async def complete(self, resolved: resolving.Resolved, located: Located) -> Located:
+        """Before anything is fetched the hub's listing is needed: link names do not say what is missing."""
+        if located.manifest.closed or located.manifest is not resolved.located.manifest:
+            return located
+        assert located.revision is not None
+        _, listing = await download.tree(self.hub, located.model, located.revision, write=True)
+        return replace(located, manifest=listing)
 
+    async def replace(self, branch: str | None, located: Located, verdict: Verdict) -> None:
+        """Remove the damaged files at their real place, fetch them and the missing ones, hash them."""
+        damaged = [state for state in verdict.bad if state.state == "damaged"]
+        absent = [state for state in verdict.bad if state.state == "missing"]
+        entries = [located.manifest.entries.get(s.path) or Entry(s.path, s.size or None) for s in verdict.bad]
+        phase: Phase = "repair" if damaged else "download"
+        job = download.Job(
+            self.hub, located.model, str(located.revision), self.loaded.settings, branch, self.on_progress,
+            phase=phase, on_proven=self._saver(located),
+        )  # fmt: skip
+        # The room is asked for before anything is removed: a half repair would leave less than there was.
+        await asyncio.to_thread(download.prepare_cache, job, entries)
+        links = [state for state in absent if "link" in (state.reason or "")]
+        removed = await asyncio.to_thread(repairing.remove, self.hub, located, [*damaged, *links])
+        if damaged:
+            self.notes.append(f"damaged, removed and fetched again: {verdicts.named(damaged)}")
+        for path in removed:
+            self.known.pop(path, None)
+        try:
+            await download.fetch(job, entries)
+        finally:
+            self.known.update(job.proven)
+            self.notes += job.notes
+            self._save(located)
 
-def refuse(located: Located, verdict: Verdict, next_step: str | None = None) -> Stop:
-    """One line for bad files: corrupt (65) when one is damaged, else missing (66)."""
-    damaged = [state for state in verdict.bad if state.state == "damaged"]
-    published = [state for state in damaged if state.digest_ok]
-    if published:
-        return Stop("weights_corrupt", f"{located.model}: the published file is bad: {named(published)}",
-                    "choose another RELAUNCH_REVISION; fetching it again gives the same bytes")  # fmt: skip
-    cause = "weights_corrupt" if damaged else "weights_missing"
-    bad = sorted(verdict.bad, key=lambda state: state.state != "damaged")
-    return Stop(
-        cause, f"{located.model} in {located.path}: {named(bad)}", next_step or NEXT_STEP[located.kind]
-    )
+    async def repair(self, paths: Sequence[str]) -> Snapshot:
+        """Hash ``paths`` now, whatever a record says of them; then the usual way."""
+        resolved = await resolving.resolve(self.loaded, self.hub)
+        located = resolved.located
+        assert located.path is not None
+        unknown = [path for path in paths if not manifests.safe(path)]
+        if unknown:
+            raise Stop("weights_missing", f"{unknown[0]} is no file of {located.model}", "name files of the model")
+        record = records.load(self.loaded.settings.state_dir, located.model, located.revision, located.path)
+        if record is not None:
+            kept = {path: proven for path, proven in record.files.items() if path not in set(paths)}
+            with contextlib.suppress(OSError):
+                records.save(self.loaded.settings.state_dir, replace(record, files=kept))
+        return await self.settle(resolved)
+
+    def _saver(self, located: Located) -> Callable[[dict[str, records.Proven]], None]:
+        """Remember finished files now and then, so that a kill does not cost their hashing again."""
+        last = time.monotonic()
+
+        def save(proven: dict[str, records.Proven]) -> None:
+            nonlocal last
+            if time.monotonic() - last > SAVE_SECONDS:
+                last = time.monotonic()
+                self.known.update(proven)
+                self._save(located)
+
+        return save
+
+    def _save(self, located: Located) -> None:
+        state_dir = self.loaded.settings.state_dir
+        record = records.load(state_dir, located.model, located.revision, located.path or Path())
+        files = {**(record.files if record else {}), **self.known}
+        with contextlib.suppress(OSError):
+            records.save(state_dir, records.Record(
+                located.model, located.revision, str(located.path), located.manifest.source,
+                located.manifest.closed, files))  # fmt: skip

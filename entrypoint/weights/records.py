@@ -32,7 +32,7 @@ class Proven:
 
 @dataclass(frozen=True)
 class Record:
-    """``pinned``: the commit that a branch was pinned to, with ``revision`` the branch."""
+    """A verdict. ``source`` and ``closed``: of the manifest that the files were compared with."""
 
     model: str
     revision: str | None
@@ -46,14 +46,14 @@ def folder(state_dir: Path) -> Path:
     return state_dir / "weights"
 
 
-def _name(kind: str, model: str, revision: str | None, path: str) -> str:
+def place(state_dir: Path, kind: str, model: str, *key: str) -> Path:
     """A readable file name; the digest keeps two models with similar names apart."""
-    key = hashlib.sha256("\n".join((model, revision or "", path)).encode()).hexdigest()[:12]
-    return f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.')[-60:]}-{key}.json"
+    digest = hashlib.sha256("\n".join((model, *key)).encode()).hexdigest()[:12]
+    return folder(state_dir) / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.')[-60:]}-{digest}.json"
 
 
 def file_of(state_dir: Path, model: str, revision: str | None, path: Path) -> Path:
-    return folder(state_dir) / _name("verdict", model, revision, str(path))
+    return place(state_dir, "verdict", model, revision or "", str(path))
 
 
 def load(state_dir: Path, model: str, revision: str | None, path: Path) -> Record | None:
@@ -87,10 +87,10 @@ def save(state_dir: Path, record: Record) -> None:
     write_json(file_of(state_dir, record.model, record.revision, Path(record.path)), document)
 
 
-def fresh(record: Record, root: Path, now: float, max_age: float) -> set[str]:
-    """The recorded files that are still the ones that were hashed, and not too long ago: one stat each."""
+def fresh(files: Mapping[str, Proven], root: Path, now: float, max_age: float) -> set[str]:
+    """The files that are still the ones that were hashed, and not too long ago: one stat each."""
     good = set()
-    for name, proven in record.files.items():
+    for name, proven in files.items():
         try:
             status = os.stat(f"{root}/{name}")  # noqa: PTH116 - a Path per file costs more than the stat
         except OSError:

@@ -26,9 +26,7 @@ class Reference:
 def parse(model: str | None) -> Reference:
     """Raises Stop (78) when the text can name nothing."""
     if not model:
-        raise config_rejected(
-            "RELAUNCH_MODEL is not set", "name a hub id (org/name), a directory, or RELAUNCH_PRESET"
-        )
+        raise config_rejected("RELAUNCH_MODEL is not set", "name a hub id (org/name), a directory, or RELAUNCH_PRESET")
     for kind in ("package", "generated"):
         if model.startswith(f"{kind}:"):
             name = model.removeprefix(f"{kind}:")
