@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from . import checkpoint_geometry, checkpoint_shards, checkpoint_tensors
 from .errors import unreadable
+
+_REPAIR = "fetch it again with `relaunch weights repair`"
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Group:
 class Checkpoint:
     """``model`` is the id as the user gave it. ``path`` is None when only remote headers were read.
     ``groups`` holds every tensor; ``generated`` says that they come from the architecture's table because
-    there are no shards, or None when there is no table for it. ``quantization`` is the checkpoint's own
-    quantisation config (config.json's, else hf_quant_config.json's), empty when there is none."""
+    there are no shards. ``quantization`` is the checkpoint's own quantisation config (config.json's, else
+    hf_quant_config.json's), empty when there is none."""
 
     model: str
     revision: str | None
@@ -55,11 +59,41 @@ class Checkpoint:
 
 
 def read(directory: Path, *, model: str, revision: str | None = None) -> Checkpoint:
-    """The checkpoint in ``directory``. Raises Stop (66) in one line when config.json cannot be used."""
+    """The checkpoint in ``directory``; one with config.json alone gets its tensors from the architecture's table.
+
+    Raises Stop in one line: 66 when config.json cannot be used or a shard that the index names is absent, 65
+    when a header is broken.
+    """
     config = read_json(directory / "config.json", "give the model's directory or hub id in RELAUNCH_MODEL")
+    separate = directory / "hf_quant_config.json"
+    quantization = read_json(separate, "") if separate.is_file() else {}
+    names = checkpoint_shards.shard_names(directory)
+    groups = checkpoint_shards.read_all(directory, names) if names else None
+    return assemble(config, quantization, groups, model=model, revision=revision, path=directory)
+
+
+def assemble(
+    config: Mapping[str, Any],
+    separate_quantization: Mapping[str, Any],
+    found: checkpoint_shards.Groups | None,
+    *,
+    model: str,
+    revision: str | None,
+    path: Path | None,
+) -> Checkpoint:
+    """A checkpoint from parts that were read here or from the hub. ``found`` None: no shards, tensors generated."""
     architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else ""
-    return Checkpoint(model, revision, directory, config, str(first))
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    quantization = checkpoint_tensors.config_quantization(config) or separate_quantization
+    if found is not None:
+        groups = tuple(Group(name, dtype, shape, n, size) for (name, dtype, shape), (n, size) in found.counts.items())
+    else:
+        geometry = checkpoint_geometry.of(config, architecture)
+        groups = tuple(
+            Group(t.name, t.dtype, t.shape, t.count, prod(t.shape) * checkpoint_tensors.ITEMSIZE[t.dtype])
+            for t in checkpoint_tensors.generate(geometry, quantization)
+        )
+    return Checkpoint(model, revision, path, config, architecture, groups, found is None, quantization)
 
 
 def read_json(path: Path, fix: str) -> dict[str, Any]:
@@ -69,7 +103,7 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(f"{path} cannot be read: {error.strerror}", fix) from None
     except ValueError as error:
-        raise unreadable(f"{path} is not JSON: {error}", "fetch it again with `relaunch weights repair`") from None
+        raise unreadable(f"{path} is not JSON: {error}", _REPAIR) from None
     if not isinstance(data, dict):
-        raise unreadable(f"{path} is not a JSON object", "fetch it again with `relaunch weights repair`")
+        raise unreadable(f"{path} is not a JSON object", _REPAIR)
     return data

@@ -231,14 +231,15 @@ def mask_flags(text: str) -> str:
     return " ".join(words)
 
 
-def load(environ: Mapping[str, str], presets: Mapping[str, str]) -> Loaded:
+def load(environ: Mapping[str, str], presets: Mapping[str, str], chosen: str | None = None) -> Loaded:
     """Merge environment, secret files and preset into validated settings.
 
-    ``presets`` maps a preset's name to the text of its file. Raises Stop (78, or 66 for a secret file that
+    ``presets`` maps a preset's name to the text of its file; ``chosen`` is the preset when the environment
+    names none. Raises Stop (78, or 66 for a secret file that
     cannot be read) with one line that names the variable, its origin and what to do.
     """
     given = _from_environment(environ)
-    preset = given.get("preset") or None
+    preset = given.get("preset") or chosen
     preset_values: dict[str, str] = {}
     passed: dict[str, str] = {}
     if preset is not None:
@@ -251,7 +252,7 @@ def load(environ: Mapping[str, str], presets: Mapping[str, str]) -> Loaded:
         field: "environment" if field in given else "preset" if field in preset_values else "default" for field in RECORDS
     }
     try:
-        settings = Settings(layers=(given, preset_values))  # type: ignore[call-arg]
+        settings = Settings(layers=({"preset": preset, **given}, preset_values))  # type: ignore[call-arg]
     except ValidationError as error:
         raise _explain(error, {**preset_values, **given}, sources, preset) from None
     return Loaded(settings, sources, {k: v for k, v in passed.items() if k not in environ})

@@ -1,0 +1,233 @@
+"""Verbs; nothing else. Each imports what it needs, so that a verb costs no more than its own work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A wrong verb or option exits 64 (EX_USAGE), in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"relaunch: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    handler: Handler = arguments.handler
+    try:
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
+    except Stop as stop:
+        print(f"relaunch: {stop.line()}", file=sys.stderr)
+        return stop.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="relaunch",
+        description="Serve a big model with sglang: plan the memory, prove the weights, name the crash, bring it back. "
+        "Configured by RELAUNCH_ environment variables (docs/settings.md).",
+    )
+    parser.add_argument("--version", action="version", version=f"relaunch {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, handler: Handler, text: str, *, with_json: bool = True) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.set_defaults(handler=handler)
+        if with_json:
+            sub.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+        return sub
+
+    verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
+    verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
+    weights = verb("weights", _weights, "find, fetch, prove or repair the weights")
+    weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
+    weights.add_argument("--full", action="store_true", help="hash every byte")
+    verb("doctor", _doctor, "check the host, the driver and the caches")
+    verb("config", _config, "every setting, its value and where it came from; secrets masked")
+    explain = verb("explain", _explain, "name the cause of a crash from a log of sglang, ours or anyone's")
+    explain.add_argument("file", type=Path, metavar="FILE.log")
+    verb("history", _history, "boots, crashes, what was changed and why")
+    verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
+    reset = verb("reset", _reset, "forget what was learned", with_json=False)
+    what = reset.add_mutually_exclusive_group()
+    what.add_argument("--learned", action="store_true", help="only known-good settings")
+    what.add_argument("--jit-cache", action="store_true", help="only compiled kernels and tuning results")
+    verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
+    return parser
+
+
+def _print(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+def _serve(_: argparse.Namespace) -> int:
+    from . import inputs, serve
+    from .plan import flags
+
+    loaded = inputs.load()
+    flags.parse(loaded.settings.engine_args)
+    return serve.run(loaded, os.environ)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from .planning import plan_document
+
+    document, code = plan_document(os.environ)
+    if arguments.json:
+        _print(document)
+    else:
+        from rich.console import Console
+
+        from .plan import explain
+
+        Console(highlight=False).print(explain.render(document))
+    return code
+
+
+def _weights(arguments: argparse.Namespace) -> int:
+    from . import inputs
+    from .weights import commands
+
+    loaded = inputs.load()
+    loaded = inputs.settle(loaded, inputs.inventory(loaded))
+    document, code = commands.run(arguments.action, loaded, full=arguments.full)
+    if arguments.json:
+        _print(document)
+    else:
+        from . import tables
+
+        tables.weights(document)
+    return code
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from . import doctor, tables
+
+    document = doctor.examine(os.environ)
+    if arguments.json:
+        _print(document)
+    else:
+        tables.doctor(document)
+    return EXIT_OK if document["ok"] else EXIT_UNAVAILABLE
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from . import inputs
+    from .plan import flags
+
+    loaded = inputs.load()
+    if not (loaded.settings.preset or loaded.settings.model):
+        loaded = inputs.settle(loaded, inputs.inventory(loaded))
+    flags.parse(loaded.settings.engine_args)
+    if arguments.json:
+        _print(loaded.document())
+    else:
+        from . import tables
+
+        tables.config(loaded.document())
+    return EXIT_OK
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from .healing.classify import explain_file
+
+    document = explain_file(arguments.file).document()
+    if arguments.json:
+        _print(document)
+    else:
+        from . import tables
+
+        tables.explain(document)
+    return EXIT_OK
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from . import inputs
+    from .state.post_mortems import history
+
+    document = history(inputs.load().settings.state_dir)
+    if arguments.json:
+        _print(document)
+    else:
+        from . import tables
+
+        tables.history(document)
+    return EXIT_OK
+
+
+def _hardware(arguments: argparse.Namespace) -> int:
+    from . import inputs
+
+    box = inputs.inventory(inputs.load())
+    if arguments.json:
+        _print(box.document())
+    else:
+        from . import tables
+
+        tables.hardware(box)
+    return EXIT_OK
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    import shutil
+
+    from . import inputs
+    from .state.files import Lock
+
+    settings = inputs.load().settings
+    # A running supervisor would write back what is removed here.
+    lock = Lock(settings.state_dir)
+    lock.acquire()
+    try:
+        everything = not (arguments.learned or arguments.jit_cache)
+        targets = []
+        if everything or arguments.learned:
+            targets.append(settings.state_dir / "known-good")
+        if everything or arguments.jit_cache:
+            targets.append(settings.cache_dir / "jit")
+        for target in targets:
+            if target.exists():
+                shutil.rmtree(target)
+                print(f"removed {target}")
+            else:
+                print(f"nothing in {target}")
+    finally:
+        lock.release()
+    return EXIT_OK
+
+
+def _restart(_: argparse.Namespace) -> int:
+    import signal
+
+    from . import inputs
+    from .state.files import Lock
+
+    state_dir = inputs.load().settings.state_dir
+    pid = Lock.owner(state_dir)
+    if pid is None:
+        raise config_rejected(f"no supervisor runs on {state_dir}", "start one with relaunch serve, or set RELAUNCH_STATE_DIR")
+    os.kill(pid, signal.SIGHUP)
+    print(f"supervisor {pid} drains and restarts its engine; watch /readyz")
+    return EXIT_OK

@@ -1,0 +1,107 @@
+"""The engine's command line and environment, the same through every door."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..hardware import Inventory
+from ..plan import Plan
+from ..settings import PREFIX, Loaded
+
+MARK = "RELAUNCH_RUN_ID"
+
+# Set unless the operator has set them. The first two turn 65 s of dying into 0.6 s; the supervisor takes
+# its own stack dump of a hang before it kills anything.
+DEFAULTS = {
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    # Same GPU order as NVML, so that an index means one card everywhere.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTHONUNBUFFERED": "1",
+}
+
+# The weights are proven and local by now: nothing in the engine may ask the hub again.
+FORCED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+# What the engine must not inherit. Without byte-code a boot takes 76 to 111 s instead of 34 to 43 s.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET")
+
+
+@dataclass(frozen=True)
+class Command:
+    """``argv`` and the environment that relaunch adds; ``env`` holds no secret."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
+        """The child's whole environment: the operator's, without ours, plus what this launch needs."""
+        kept = {k: v for k, v in base.items() if not k.startswith(PREFIX) and k not in DROPPED}
+        venv_bin = str(Path(sys.executable).parent)
+        path = kept.get("PATH", os.defpath)
+        kept["PATH"] = path if path.split(os.pathsep)[0] == venv_bin else venv_bin + os.pathsep + path
+        return {**kept, **self.env, MARK: run_id}
+
+
+def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Path) -> Command:
+    """The command for ``plan``. ``model_path``: the snapshot directory (or the model's id before it is there)."""
+    settings = loaded.settings
+    argv = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", str(model_path)]
+    if settings.served_model_name:
+        argv += ["--served-model-name", settings.served_model_name]
+    argv += ["--host", settings.host, "--port", str(settings.port)]
+    if settings.nnodes > 1:
+        argv += ["--nnodes", str(settings.nnodes), "--node-rank", str(settings.node_rank)]
+        argv += ["--dist-init-addr", str(settings.dist_init_addr)]
+    argv += plan.flags
+    if settings.api_key:
+        # A file of mode 0600 keeps the key out of every process listing.
+        argv += ["--config", str(secrets_file(loaded))]
+    env = {**DEFAULTS, "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)), **plan.env, **loaded.environment}
+    chosen = {name: os.environ.get(name, value) for name, value in env.items()}
+    return Command(tuple(argv), {**chosen, **FORCED})
+
+
+def secrets_file(loaded: Loaded) -> Path:
+    return loaded.settings.state_dir / "run" / "engine.yaml"
+
+
+def write_secrets(loaded: Loaded) -> None:
+    """Write the engine's secret settings where only this user reads them."""
+    if not loaded.settings.api_key:
+        return
+    import json
+
+    path = secrets_file(loaded)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        # JSON strings are YAML strings; the engine wants dash form.
+        file.write(f"api-key: {json.dumps(loaded.settings.api_key)}\n")
+
+
+def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:
+    """Directory of compiled kernels and tuning results, named by all that they depend on, so that an upgrade
+    never meets what an older build left."""
+    return loaded.settings.cache_dir / "jit" / cache_key(inventory)
+
+
+def cache_key(inventory: Inventory) -> str:
+    """Twelve hex digits over engine packages, driver, GPU kind and Python."""
+    sms = sorted({gpu.sm for gpu in inventory.gpus})
+    parts = [f"{name}={package_version(name)}" for name in ("sglang", "torch", "flashinfer-python", "triton", "sglang-kernel")]
+    parts += [f"driver={inventory.driver}", f"sm={sms}", f"python={sys.version_info[:2]}"]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,82 @@
+"""One run of the engine as the supervisor sees it: the tree, its log as events, what it has measured."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import log
+from .process import Ended, Engine
+from .scrub import Scrubber
+
+KEEP_LINES = 4000
+
+
+@dataclass
+class Run:
+    """Filled by the event loop alone. ``lines``: the last lines, scrubbed. ``stages``: seconds by stage, of the
+    slowest rank. ``readings``: by name, then by rank. ``began``: monotonic seconds of the spawn."""
+
+    number: int
+    engine: Engine
+    scrub: Scrubber
+    on_line: Callable[[str], None]
+    on_event: Callable[[log.Event], None]
+    on_end: Callable[[Ended], None]
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_LINES))
+    stages: dict[str, float] = field(default_factory=dict)
+    readings: dict[str, dict[int | None, float]] = field(default_factory=dict)
+    progress: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ends: list[Ended] = field(default_factory=list)
+    stage: str = "imports"
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._parser = log.LogParser()
+        self._stage_began = self.began
+
+    async def follow(self) -> None:
+        """Until main has ended."""
+        await self.engine.follow(self._line, self._end)
+
+    @property
+    def exit_code(self) -> int | None:
+        return next((end.code for end in self.ends if end.role == "main"), None)
+
+    def _line(self, text: str) -> None:
+        text = self.scrub(text)
+        self.lines.append(text)
+        self.on_line(text)
+        now = time.monotonic()
+        for event in self._parser.feed(text, now):
+            match event:
+                case log.Reading(name, value, rank):
+                    self.readings.setdefault(name, {})[rank] = value
+                case log.Progress(kind, done, total):
+                    self.progress[kind] = (done, total)
+            self.on_event(event)
+        self._advance(self._parser.stage, now)
+
+    def _advance(self, stage: str, now: float) -> None:
+        if stage != self.stage:
+            self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now - self._stage_began
+            self.stage, self._stage_began = stage, now
+
+    def _end(self, ended: Ended) -> None:
+        self.ends.append(ended)
+        self.on_end(ended)
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage, the one under way included."""
+        current = self.stages.get(self.stage, 0.0) + time.monotonic() - self._stage_began
+        return {**self.stages, self.stage: current}
+
+    def worst(self, name: str) -> float | None:
+        """The reading of the rank that has least (free memory) or, for sizes, most."""
+        values = self.readings.get(name)
+        if not values:
+            return None
+        least = name.startswith(("free", "baseline", "available", "kv", "max_total"))
+        return min(values.values()) if least else max(values.values())

@@ -1,0 +1,70 @@
+"""Shared-memory files that the engine's processes had open: noted while they live, removed after.
+
+sglang and joblib leave files in /dev/shm even after a clean drain, some without a pid in their name, so a
+name alone never tells whose they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+
+
+class ShmLedger:
+    """Which files of /dev/shm belong to our tree, by (name, inode)."""
+
+    def __init__(self, root: Path = SHM) -> None:
+        self._root = root
+        self._before = self._listing()
+        self._ours: set[tuple[str, int]] = set()
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Look at files that are new since the last look; claim those that a process of ``pids`` has open or
+        mapped. Costs one directory listing when nothing is new."""
+        fresh = self._listing() - self._before - self._ours
+        if not fresh:
+            return
+        inodes: set[int] = set()
+        for pid in pids:
+            inodes |= _open_inodes(pid, str(self._root))
+        self._ours |= {(name, inode) for name, inode in fresh if inode in inodes}
+
+    def remove(self) -> list[str]:
+        """Remove what is ours and still the same file. Call it when the tree is gone."""
+        removed = []
+        for name, inode in sorted(self._ours & self._listing()):
+            try:
+                (self._root / name).unlink()
+                removed.append(name)
+            except OSError:
+                continue
+        self._ours.clear()
+        return removed
+
+    def _listing(self) -> set[tuple[str, int]]:
+        try:
+            with os.scandir(self._root) as entries:
+                return {(entry.name, entry.inode()) for entry in entries if entry.is_file(follow_symlinks=False)}
+        except OSError:
+            return set()
+
+
+def _open_inodes(pid: int, root: str) -> set[int]:
+    """Inodes below ``root`` that a process maps or holds open. By inode, because a named semaphore is mapped
+    under a temporary name that is gone by now."""
+    found: set[int] = set()
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                if root in line:
+                    found.add(int(line.split(maxsplit=5)[4]))
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{descriptor}"
+            if os.readlink(path).startswith(root):
+                found.add(os.stat(path).st_ino)
+    except (OSError, ValueError, IndexError):
+        pass  # the process went away, or is not ours to look at
+    return found

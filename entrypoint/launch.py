@@ -1,0 +1,215 @@
+"""From settings to a command that may be run: prepare, plan, prove, remember, recover. What `serve` does
+without the state machine, and what `relaunch plan` shares with it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from . import checkpoint as checkpoints
+from .checkpoint import Checkpoint
+from .control.status import Status
+from .engine import canary, command, ports
+from .engine.client import EngineClient, same_launch
+from .engine.command import Command
+from .engine.run import Run
+from .engine.scrub import Scrubber
+from .errors import Stop
+from .hardware import Inventory
+from .logs import Log
+from .plan import Change, Learned, Plan, flags
+from .settings import Loaded
+from .state.known_good import KnownGood, fingerprint
+from .units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
+    from .weights import Progress, Snapshot
+
+# Free GPU memory may come back this much short of what it was and still count as back.
+MEMORY_SLACK = 512 << 20
+MEMORY_PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a start needs. ``free_before``: free bytes by GPU index before the first spawn."""
+
+    loaded: Loaded
+    inventory: Inventory
+    snapshot: Snapshot
+    checkpoint: Checkpoint
+    fingerprint: str
+    known_good: KnownGood
+    free_before: Mapping[int, int]
+    learned: Learned | None = None
+    plan: Plan | None = None
+    command: Command | None = None
+
+
+class Launch:
+    """Holds no state but its collaborators: what it makes is passed on."""
+
+    def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
+        self._environ, self._log, self._status = environ, log, status
+        self._said = 0.0
+        self.scrub = Scrubber(())
+
+    async def prepare(self, loaded: Loaded, box: Inventory) -> Prepared:
+        """Weights found, fetched and proven; known-good settings looked up. Raises Stop."""
+        from . import weights
+
+        settings = loaded.settings
+        self.scrub = Scrubber((settings.api_key, settings.control_token, self._environ.get("HF_TOKEN")))
+        given = flags.parse(settings.engine_args)
+        if importlib.util.find_spec("sglang") is None:
+            raise Stop(
+                "image_mismatch",
+                "the engine (sglang) is not installed beside relaunch",
+                "start with ./relaunch serve, which installs locks/engine.txt, or pip install 'relaunch[engine]'",
+            )
+        snapshot = await weights.prepare(loaded, on_progress=self._weights_progress, environ=self._environ)
+        for note in snapshot.notes:
+            self._log.info(note)
+        self._status.weights_verified = snapshot.level in ("recorded", "full")
+        size = format_bytes(snapshot.bytes)
+        self._log.info(f"weights: {snapshot.path} ({size}, checked: {snapshot.level})")
+        checkpoint = await asyncio.to_thread(
+            checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
+        )
+        print_ = fingerprint(loaded, box, checkpoint, flags.engine_version())
+        known_good = KnownGood(settings.state_dir, print_)
+        del given
+        return Prepared(
+            loaded=loaded,
+            inventory=box,
+            snapshot=snapshot,
+            checkpoint=checkpoint,
+            fingerprint=print_,
+            known_good=known_good,
+            free_before={gpu.index: gpu.free_bytes for gpu in box.gpus},
+            learned=known_good.read() if settings.learn else None,
+        )
+
+    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+        """The plan in force and the engine's command."""
+        from .plan.make import make
+
+        loaded, box = prepared.loaded, prepared.inventory
+        made = await asyncio.to_thread(
+            make, loaded, box, prepared.checkpoint, learned=prepared.learned, changes=changes
+        )
+        built = command.build(loaded, box, made, prepared.snapshot.path)
+        self._status.plan = made.document(list(built.argv), built.env)
+        for warning in made.warnings:
+            self._log.warning(warning)
+        if made.feasible:
+            command.write_secrets(loaded)
+            tokens = f"{made.max_total_tokens} KV tokens" if made.max_total_tokens else "no KV limit"
+            self._log.info(f"plan: fraction {made.mem_fraction_static}, {tokens}, context {made.context_length}")
+        return replace(prepared, plan=made, command=built)
+
+    async def client(self, loaded: Loaded) -> EngineClient:
+        # The first import of httpx takes a tenth of a second that the loop should not lose.
+        await asyncio.to_thread(importlib.import_module, "httpx")
+        return EngineClient(loaded.settings.host, loaded.settings.port, loaded.settings.api_key)
+
+    def canary_kind(self, prepared: Prepared) -> canary.Kind:
+        assert prepared.plan is not None
+        words = prepared.plan.flags
+        return canary.Kind(
+            embedding=prepared.plan.is_embedding,
+            tokenizer="--skip-tokenizer-init" not in words,
+            trust="dummy" not in words and not prepared.snapshot.model.startswith("generated:"),
+        )
+
+    async def prove(self, prepared: Prepared, run: Run, client: EngineClient) -> str | None:
+        """None when the port is our child's and `/server_info` is about our launch; else what is wrong. Waits
+        for an answer as long as the caller lets it."""
+        import httpx
+
+        port = prepared.loaded.settings.port
+        while True:
+            try:
+                info = await client.server_info()
+            except (httpx.HTTPError, ValueError):
+                await asyncio.sleep(0.5)
+                continue
+            if not await asyncio.to_thread(run.engine.owns_port, port):
+                return f"port {port} answers, but it is not our engine's: {ports.holder(port) or 'owner unknown'}"
+            return same_launch(info, str(prepared.snapshot.path), port)
+
+    def remember(self, prepared: Prepared, run: Run, changes: tuple[Change, ...]) -> None:
+        """What led to a stable READY is where the next boot starts."""
+        kept = prepared.learned.changes if prepared.learned else ()
+        merged = {change.setting: change for change in (*kept, *changes)}
+        free = min(prepared.free_before.values()) if prepared.free_before else None
+        readings = {name: value for name in run.readings if (value := run.worst(name)) is not None}
+        learned = Learned(tuple(merged.values()), free, readings)
+        prepared.known_good.write(
+            learned, {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint}
+        )
+
+    async def recover(self, prepared: Prepared, diagnosis: Diagnosis) -> Prepared:
+        """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
+        settings = prepared.loaded.settings
+        await self._gpu_memory_back(prepared)
+        if diagnosis.repair:
+            from . import weights
+
+            self._log.info(f"repairing {', '.join(diagnosis.repair)}")
+            await weights.repair(prepared.loaded, list(diagnosis.repair), environ=self._environ)
+        if diagnosis.clear_jit_cache:
+            import shutil
+
+            stale = command.jit_cache(prepared.loaded, prepared.inventory)
+            self._log.info(f"removing compiled kernels and tuning results: {stale}")
+            await asyncio.to_thread(shutil.rmtree, stale, True)
+        began = time.monotonic()
+        while not ports.is_free(settings.host, settings.port) and time.monotonic() - began < 30.0:
+            await asyncio.sleep(0.2)
+        return prepared
+
+    async def _gpu_memory_back(self, prepared: Prepared) -> None:
+        from .engine import gpu_memory
+
+        wanted = prepared.free_before
+        began = said = time.monotonic()
+        while wanted:
+            free = await asyncio.to_thread(gpu_memory.free_bytes, list(wanted))
+            lost = [index for index in wanted if index not in free]
+            if lost:
+                raise Stop("gpu_lost", f"GPU {lost[0]} no longer answers", "reset the GPU or reboot, see dmesg for Xid")
+            short = [i for i, was in wanted.items() if free[i] < was - MEMORY_SLACK]
+            if not short:
+                break
+            now = time.monotonic()
+            if now - said > 10.0 or now - began > MEMORY_PATIENCE:
+                said = now
+                holders = await asyncio.to_thread(gpu_memory.holders, short)
+                names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
+                self._log.warning(f"GPU {short[0]} memory is still held by {names}")
+                if now - began > MEMORY_PATIENCE:
+                    raise Stop(
+                        "memory_unbalanced",
+                        f"the memory of GPU {short} did not come back within {format_duration(MEMORY_PATIENCE)}: {names}",
+                        "end that process; it is not ours",
+                        exit_code=70,
+                    )
+            await asyncio.sleep(0.1)
+
+    def _weights_progress(self, progress: Progress) -> None:
+        shown = self._status.progress
+        shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
+        self._status.stage = progress.phase
+        now = time.monotonic()
+        if now - self._said >= 10.0 and progress.bytes_total:
+            self._said = now
+            rate = f", {format_bytes(progress.rate)}/s" if progress.rate else ""
+            self._log.info(
+                f"{progress.phase}: {format_bytes(progress.bytes)} of {format_bytes(progress.bytes_total)}{rate}"
+            )

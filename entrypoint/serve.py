@@ -1,0 +1,417 @@
+"""The loop that feeds events to the state machine and does what it says. One loop, one writer of the state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any
+
+from . import inputs
+from .control import app as control
+from .control.status import Progress, Status
+from .diagnosis import Diagnosis, Patient
+from .engine import log as engine_log
+from .engine import ports, process
+from .engine.process import Ended
+from .engine.run import Run
+from .errors import Stop, config_rejected
+from .healing import machine
+from .healing.machine import Do, Phase
+from .launch import Launch, Prepared
+from .logs import Log
+from .settings import Loaded
+from .state.boots import Boot, Boots
+from .state.files import Lock
+from .state.post_mortems import history
+from .units import format_duration
+from .watching import Alarm, ServingWatch, watch_start
+
+# After a process of the engine ended, its last words get this long to arrive before the tree is killed.
+LAST_WORDS = 1.0
+
+
+class Supervisor:
+    """One life of `relaunch serve`. ``run`` returns the exit code."""
+
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log) -> None:
+        settings = loaded.settings
+        self.loaded, self.environ, self.log = loaded, environ, log
+        self.status = Status()
+        self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
+        self._limits = machine.Limits(
+            max_restarts=settings.max_restarts,
+            restart_window=settings.restart_window,
+            backoff_initial=settings.backoff_initial,
+            backoff_max=settings.backoff_max,
+            startup_timeout=settings.startup_timeout,
+            drain_timeout=settings.drain_timeout,
+            drain_grace=min(2.0, settings.drain_timeout / 10),
+            hold_on_give_up=settings.on_give_up == "hold",
+        )
+        self._lock = Lock(settings.state_dir)
+        self._boots = Boots(settings.state_dir)
+        self._launch = Launch(environ, log, self.status)
+        self._diagnosis = Diagnosis(log)
+        self._work: asyncio.Task[None] | None = None  # preparing, planning, diagnosing, recovering
+        self._killing: asyncio.Task[None] | None = None
+        self._run_tasks: list[asyncio.Task[Any]] = []
+        self._prepared: Prepared | None = None
+        self._run: Run | None = None
+        self._boot: Boot | None = None
+        self._watch: ServingWatch | None = None
+        self._alarm: Alarm | None = None
+        self._reference: tuple[float, ...] = ()
+        self._last_event: engine_log.Event | None = None
+        self._exit: asyncio.Future[int] | None = None
+
+    # -- the loop ---------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Serve until stopped or given up. Raises Stop for what is wrong before anything was started."""
+        settings = self.loaded.settings
+        if settings.gpu_inventory is not None:
+            raise config_rejected(
+                "RELAUNCH_GPU_INVENTORY is for `relaunch plan`: serve runs on the GPUs that are here", "unset it"
+            )
+        self._lock.acquire()
+        try:
+            sock = ports.bind(settings.control_host, settings.control_port)
+        except OSError as error:
+            refused = ports.refused(error, settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT")
+            self._lock.release()
+            raise refused from None
+        process.become_subreaper()
+        http = control.server(
+            control.build(self.status, lambda: history(settings.state_dir), settings.control_token)
+        )
+        serving = asyncio.create_task(control.serve(http, sock))
+        self._signals()
+        try:
+            return await self._loop()
+        finally:
+            http.should_exit = True
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(serving, 2.0)
+            sock.close()
+            self._lock.release()
+
+    async def _loop(self) -> int:
+        self._exit = asyncio.get_running_loop().create_future()
+        state, actions = machine.start(self._limits, time.monotonic())
+        self._show(state)
+        self._perform(state, actions)
+        while not self._exit.done():
+            event = await self._next(state)
+            if event is None:
+                continue
+            before = state.phase
+            state, actions = machine.step(state, event, time.monotonic())
+            self._show(state)
+            if state.phase is not before:
+                self._say(before, state)
+            self._perform(state, actions)
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait({self._work}, timeout=2.0)
+        return self._exit.result()
+
+    async def _next(self, state: machine.State) -> machine.Event | None:
+        deadline = machine.next_deadline(state)
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        getting = asyncio.ensure_future(self._events.get())
+        assert self._exit is not None
+        done, _ = await asyncio.wait({getting, self._exit}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        if getting in done:
+            return getting.result()
+        getting.cancel()
+        return None if self._exit in done else machine.Tick()
+
+    def _signals(self) -> None:
+        # Handlers only put an event into the queue.
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._events.put_nowait, machine.StopRequested())
+        loop.add_signal_handler(signal.SIGINT, self._events.put_nowait, machine.StopRequested())
+        loop.add_signal_handler(signal.SIGHUP, self._events.put_nowait, machine.RestartRequested())
+
+    # -- what the machine says --------------------------------------------------------------------------
+
+    def _perform(self, state: machine.State, actions: tuple[machine.Action, ...]) -> None:
+        for action in actions:
+            match action.do:
+                case Do.PREPARE:
+                    self._start_work(self._prepare())
+                case Do.PLAN:
+                    self._start_work(self._plan())
+                case Do.SPAWN:
+                    self._start_work(self._spawn(state.run))
+                case Do.PROBE:
+                    self._run_task(self._probe(state.run))
+                case Do.RECORD_READY:
+                    self._record_ready(state.run)
+                case Do.RECORD_STABLE:
+                    self._record_stable()
+                case Do.DRAIN:
+                    if self._run is not None:
+                        self._run.engine.drain()
+                case Do.KILL:
+                    if self._killing is None or self._killing.done():
+                        self._killing = asyncio.create_task(self._kill(state.run))
+                case Do.DIAGNOSE:
+                    self._start_work(self._diagnose())
+                case Do.RECOVER:
+                    self._start_work(self._recover(action.delay))
+                case Do.CANCEL:
+                    if self._work is not None:
+                        self._work.cancel()
+                case Do.EXIT:
+                    assert self._exit is not None
+                    if not self._exit.done():
+                        self._exit.set_result(state.exit_code)
+
+    def _start_work(self, work: Coroutine[Any, Any, machine.Event | None]) -> None:
+        self._work = asyncio.create_task(self._guarded(work))
+
+    async def _guarded(self, work: Awaitable[machine.Event | None]) -> None:
+        """Whatever goes wrong in a piece of work becomes an event: the loop itself never dies of it."""
+        try:
+            event = await work
+        except Stop as stop:
+            event = machine.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
+        except Exception as error:
+            self.log.error(f"internal error: {type(error).__name__}: {error}")
+            self.log.debug("".join(__import__("traceback").format_exception(error)))
+            event = machine.Refused("unknown", f"internal error: {error}", "please report it", 70)
+        if event is not None:
+            self._events.put_nowait(event)
+
+    def _run_task(self, work: Coroutine[Any, Any, machine.Event | None]) -> None:
+        self._run_tasks.append(asyncio.create_task(self._guarded(work)))
+
+    # -- the pieces of work -----------------------------------------------------------------------------
+
+    async def _prepare(self) -> machine.Event:
+        settings = self.loaded.settings
+        await asyncio.to_thread(self._end_leftovers)
+        self._boots.compact()
+        box = await asyncio.to_thread(inputs.inventory, self.loaded, self.environ)
+        self.loaded = inputs.settle(self.loaded, box, self.environ)
+        for note in self.loaded.notes:
+            self.log.info(note)
+        ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
+        self._prepared = await self._launch.prepare(self.loaded, box)
+        return machine.Prepared()
+
+    def _end_leftovers(self) -> None:
+        """Engine processes of an earlier supervisor of this state directory, which must be dead: we hold its lock."""
+        for orphan in process.leftovers(self._run_prefix()):
+            self.log.warning(f"ending a leftover of an earlier supervisor: pid {orphan.pid}")
+            with contextlib.suppress(Exception):
+                orphan.kill()
+
+    async def _plan(self) -> machine.Event:
+        assert self._prepared is not None
+        self._prepared = await self._launch.plan(self._prepared, self._diagnosis.changes)
+        plan = self._prepared.plan
+        assert plan is not None
+        if not plan.feasible:
+            raise config_rejected(plan.reasons[0], "; ".join(plan.reasons[1:]) or "see `relaunch plan`")
+        self.status.typical_seconds = self._boots.typical_seconds(self._prepared.fingerprint)
+        return machine.Planned()
+
+    async def _spawn(self, number: int) -> machine.Event | None:
+        prepared, settings = self._prepared, self.loaded.settings
+        assert prepared is not None
+        assert prepared.command is not None
+        ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
+        command = prepared.command
+        run_id = f"{self._run_prefix()}{os.getpid()}-{number}"
+        cwd = settings.state_dir / "run"
+        cwd.mkdir(parents=True, exist_ok=True)
+        self._alarm, self._watch = None, None
+        try:
+            engine = process.Engine(command.argv, command.environment(self.environ, run_id), cwd, run_id)
+        except OSError as error:
+            raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
+        run = Run(
+            number,
+            engine,
+            self._launch.scrub,
+            on_line=self.log.engine,
+            on_event=self._on_log_event,
+            on_end=lambda ended: self._on_end(number, ended),
+        )
+        self._run = run
+        now = time.time()
+        self._boot = Boot(id=f"{run_id}-{int(now)}", started_at=now, fingerprint=prepared.fingerprint)
+        self._boots.write(self._boot)
+        self.status.boot_began = time.monotonic()
+        self.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
+        self._run_tasks = [asyncio.create_task(run.follow())]
+        self._run_task(self._watch_start(run))
+        return None
+
+    async def _watch_start(self, run: Run) -> machine.Event:
+        self._alarm = await watch_start(run, self.loaded.settings, self._take_last_event)
+        return machine.Unhealthy(run.number, self._alarm.reason)
+
+    def _take_last_event(self) -> engine_log.Event | None:
+        event, self._last_event = self._last_event, None
+        return event
+
+    async def _probe(self, number: int) -> machine.Event:
+        run, prepared = self._run, self._prepared
+        assert run is not None and prepared is not None
+        client = await self._launch.client(self.loaded)
+        watch = ServingWatch(
+            run, self.loaded.settings, client, self._launch.canary_kind(prepared), self.status, self._reference
+        )
+        problem = await self._launch.prove(prepared, run, client)
+        if problem is not None:
+            self._alarm = Alarm(problem)
+            return machine.Unhealthy(number, problem)
+        verdict = await watch.ask_canary()
+        while verdict is None:  # the start-up deadline and the stall watch go on meanwhile
+            await asyncio.sleep(1.0)
+            verdict = await watch.ask_canary()
+        if verdict.failure and self.loaded.settings.canary:
+            self._alarm = Alarm(verdict.detail, canary=verdict.failure)
+            return machine.Unhealthy(number, verdict.detail)
+        self._watch = watch
+        return machine.ProbePassed(number)
+
+    def _record_ready(self, number: int) -> None:
+        assert self._run is not None and self._boot is not None and self._watch is not None
+        for task in self._run_tasks[1:]:
+            task.cancel()
+        self._boot.ready_at = time.time()
+        self._boot.stages = self._run.stage_seconds()
+        self._boots.write(self._boot)
+        self._reference = self._watch.reference
+        self.status.started = True
+        settings = self.loaded.settings
+        took = format_duration(time.monotonic() - self._run.began)
+        self.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
+        self._run_task(self._watch_serving(number, self._watch))
+
+    async def _watch_serving(self, number: int, watch: ServingWatch) -> machine.Event:
+        self._alarm = await watch.watch()
+        return machine.Unhealthy(number, self._alarm.reason)
+
+    def _record_stable(self) -> None:
+        if self._prepared is not None and self._run is not None and self.loaded.settings.learn:
+            self._launch.remember(self._prepared, self._run, self._diagnosis.changes)
+
+    async def _kill(self, number: int) -> None:
+        run = self._run
+        assert run is not None
+        follow, *others = self._run_tasks or [None]
+        for task in others:
+            task.cancel()
+        if self._alarm is not None and self._alarm.hang:
+            await self._diagnosis.dump_stacks(run)
+        stuck = await run.engine.kill()
+        if follow is not None:
+            await asyncio.wait({follow}, timeout=3.0)
+        if self._boot is not None:
+            self._boot.ended_at = time.time()
+            self._boot.stages = run.stage_seconds()
+            self._boots.write(self._boot)
+        names = tuple(f"{p.pid}" for p in stuck)
+        self._events.put_nowait(machine.TreeGone(number, names))
+
+    async def _diagnose(self) -> machine.Event:
+        assert self._run is not None and self._prepared is not None and self._boot is not None
+        patient = Patient(self._run, self._prepared, self._boot, self._alarm, self.status.started)
+        found = await self._diagnosis.examine(patient, self.loaded)
+        self.status.restarts[found.cause] = self.status.restarts.get(found.cause, 0) + (1 if found.retry else 0)
+        self._boot.post_mortem = self._diagnosis.last_post_mortem
+        self._boots.write(self._boot)
+        return found
+
+    async def _recover(self, delay: float) -> machine.Event:
+        assert self._prepared is not None
+        if delay:
+            self.log.info(f"waiting {format_duration(delay)} before the next start")
+        await asyncio.sleep(delay)
+        self._prepared = await self._launch.recover(self._prepared, self._diagnosis)
+        return machine.Recovered()
+
+    # -- callbacks of the run ---------------------------------------------------------------------------
+
+    def _on_log_event(self, event: engine_log.Event) -> None:
+        self._last_event = event
+        if self._watch is not None:
+            self._watch.log_event(event)
+        run = self._run
+        if run is None:
+            return
+        if isinstance(event, engine_log.FiredUp):
+            self._events.put_nowait(machine.FiredUp(run.number))
+        progress = self.status.progress
+        if "shards" in run.progress:
+            progress.shards, progress.shards_total = run.progress["shards"]
+        if "graphs" in run.progress:
+            progress.graphs, progress.graphs_total = run.progress["graphs"]
+        self.status.stage = run.stage if self.status.phase in (Phase.STARTING, Phase.PROBING) else None
+        self.status.stages = run.stages
+        self.status.readings = run.readings
+
+    def _on_end(self, number: int, ended: Ended) -> None:
+        if ended.role == "main":
+            self._events.put_nowait(machine.EngineEnded(number))
+        elif self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
+            # sglang itself notices too, but takes up to a minute to die of it.
+            asyncio.get_running_loop().call_later(LAST_WORDS, self._part_ended, number, ended)
+
+    def _part_ended(self, number: int, ended: Ended) -> None:
+        if self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
+            self.log.warning(f"{ended.role} (pid {ended.pid}) of the engine is gone")
+            self._events.put_nowait(machine.EngineEnded(number))
+
+    # -- showing ----------------------------------------------------------------------------------------
+
+    def _run_prefix(self) -> str:
+        import hashlib
+
+        where = os.fsencode(self.loaded.settings.state_dir.resolve())
+        return hashlib.sha256(where).hexdigest()[:12] + "-"
+
+    def _show(self, state: machine.State) -> None:
+        status = self.status
+        if status.phase != state.phase.value:
+            status.phase, status.phase_since = state.phase.value, time.monotonic()
+            status.healthy, status.reason = True, None
+            if state.phase is Phase.PLANNING:
+                status.progress = Progress()
+        if state.phase not in (Phase.STARTING, Phase.PROBING):
+            status.stage = None
+        if state.phase in (Phase.GAVE_UP, Phase.RECOVERING) or (state.phase is Phase.PLANNING and state.cause):
+            status.reason = f"{state.cause}: {state.reason}" if state.cause else None
+            status.next_step = state.next_step if state.phase is Phase.GAVE_UP else None
+
+    def _say(self, before: Phase, state: machine.State) -> None:
+        line = f"{before.value} -> {state.phase.value}"
+        if state.phase is Phase.GAVE_UP:
+            step = f"; {state.next_step}" if state.next_step else ""
+            self.log.error(f"gave up: {state.cause}: {state.reason}{step}")
+            if self._limits.hold_on_give_up:
+                self.log.error("holding without an engine (ON_GIVE_UP=hold) until SIGTERM")
+        else:
+            self.log.info(line)
+
+
+def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
+    """`relaunch serve`."""
+    import uvloop
+
+    settings = loaded.settings
+    log = Log(settings.log_level, settings.log_format)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Supervisor(loaded, environ, log).run())
+    finally:
+        log.close()

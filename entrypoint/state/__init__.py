@@ -1,0 +1,1 @@
+"""What outlives a boot: known-good settings, boots, post-mortems. Bounded, written atomically, `"schema": 1`."""
