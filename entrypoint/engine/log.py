@@ -160,10 +160,11 @@ def is_configuration(text: str) -> bool:
 
 def mark_of(text: str) -> tuple[str, str] | None:
     """(begin or end, stage) when ``text`` is one of the engine's stage lines."""
+    head = text[:80]  # the texts are also quoted in messages, further to the right
     for mark, kind, stage in _MARKS:
-        if mark in text:
+        if mark in head and (mark[-1] != "=" or text.startswith(mark)):
             return kind, stage
-    capture = _CAPTURE.search(text)
+    capture = _CAPTURE.match(text)
     return (capture[1].lower(), "graphs") if capture else None
 
 

@@ -179,7 +179,8 @@ class Engine:
         return sorted({name for name in names if name in COMPILERS})
 
     def vital(self) -> list[psutil.Process]:
-        return [p for p in self._known.values() if _alive(p) and (p.pid == self.pid or _vital_role(p))]
+        """Main and the processes that it cannot live without."""
+        return [p for p in self.census() if p.pid == self.pid or _vital_role(p)]
 
     def bytes_read(self) -> int:
         """Bytes that the tree has read from storage so far: loading that makes progress."""
@@ -222,20 +223,26 @@ class Engine:
             self.reap()
             await asyncio.sleep(0.02)
         self._process.poll()
+        while self.reap() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         if self._process.stdout is not None:
             with contextlib.suppress(OSError):
                 self._process.stdout.close()
         self.removed_shm = self._shm.remove()
         return left
 
-    def reap(self) -> None:
-        """Collect orphans of the tree that became our children. Main is collected by its Popen."""
-        me = os.getpid()
+    def reap(self) -> int:
+        """Collect orphans of the tree that became our children; main is collected by its Popen. Returns how
+        many zombies of the tree are still somebody's to collect."""
+        me, left = os.getpid(), 0
         for pid, process in list(self._known.items()):
-            if pid != self.pid and _status(process) == psutil.STATUS_ZOMBIE:
-                with contextlib.suppress(psutil.Error, ChildProcessError):
-                    if process.ppid() == me:
-                        os.waitpid(pid, os.WNOHANG)
+            if pid == self.pid or _status(process) != psutil.STATUS_ZOMBIE:
+                continue
+            left += 1
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if process.ppid() == me and os.waitpid(pid, os.WNOHANG)[0] == pid:
+                    left -= 1
+        return left
 
 
 def leftovers(prefix: str) -> list[psutil.Process]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import config_rejected
+from ..errors import Stop, config_rejected
 
 # Flags that a setting owns: the supervisor relies on their values, so there is one place to give them.
 OWNED = {
@@ -94,9 +94,9 @@ def parse(text: str, origin: str = "RELAUNCH_ENGINE_ARGS") -> list[Given]:
         name, has_value, attached = word.partition("=")
         if not name.startswith("-") or _is_number(name):
             raise config_rejected(f"{origin}: {word!r} belongs to no flag", "write --flag value")
-        flag = table().get(name)
-        if flag is None:
-            raise _unknown(name, origin)
+        flag = _find(name, origin)
+        if name not in flag.options:
+            name = flag.option
         if flag.dest in OWNED:
             raise config_rejected(f"{origin}: {name} is not taken there", f"use {OWNED[flag.dest]}")
         if any(earlier.flag.dest == flag.dest for earlier in given):
@@ -129,7 +129,19 @@ def _check(flag: Flag, name: str, values: list[str], attached: bool, origin: str
             raise config_rejected(f"{origin}: {name} needs a number, got {value!r}")
 
 
-def _unknown(name: str, origin: str) -> Exception:
+def _find(name: str, origin: str) -> Flag:
+    """The flag called ``name``, or the only one that begins so: argparse takes such a prefix, and people write
+    ``--tp 8``. The command line gets the full name, which no later flag can make ambiguous."""
+    flag = table().get(name)
+    if flag is not None:
+        return flag
+    begins = {f.dest: f for option, f in table().items() if name.startswith("--") and option.startswith(name)}
+    if len(begins) != 1:
+        raise _unknown(name, origin)
+    return next(iter(begins.values()))
+
+
+def _unknown(name: str, origin: str) -> Stop:
     near = difflib.get_close_matches(name, list(table()), 3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "see `python -m sglang.launch_server --help`"
     return config_rejected(f"{origin}: sglang {engine_version()} has no flag {name}", hint)
