@@ -1,0 +1,92 @@
+"""The failure catalogue (`causes.toml`) as objects: causes with their actions, and the rules that name them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One name of the closed list. ``stage``: where it happens when the log does not say."""
+
+    name: str
+    action: str
+    stage: str
+    summary: str
+    next_step: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Texts that show a cause. ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only
+    counts there (empty: anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage
+    that was reached. See the head of `causes.toml` for ``weight``."""
+
+    cause: str
+    weight: int
+    text: re.Pattern[str]
+    unless: re.Pattern[str] | None
+    stages: frozenset[str]
+    frames: re.Pattern[str] | None
+    stage: str | None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """``by_stage``: pseudo-cause -> stage -> cause, with the key ``default``; ``frames`` and ``marks``: expressions
+    that tell the stage from a traceback, and from the stage lines of other engines."""
+
+    causes: Mapping[str, Cause]
+    rules: tuple[Rule, ...]
+    by_stage: Mapping[str, Mapping[str, str]]
+    frames: tuple[tuple[str, re.Pattern[str]], ...]
+    marks: tuple[tuple[str, re.Pattern[str]], ...]
+
+    def resolve(self, cause: str, stage: str | None) -> str:
+        """The cause that a rule's ``cause`` means at ``stage``."""
+        table = self.by_stage.get(cause)
+        return cause if table is None else table.get(stage or "default", table["default"])
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The catalogue that ships with the package; read once."""
+    data = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+    causes = {
+        name: Cause(name, row["action"], row["stage"], row["summary"], row["next"])
+        for name, row in data["cause"].items()
+    }
+    return Catalogue(
+        causes,
+        tuple(_rule(row) for row in data["rule"]),
+        data["by_stage"],
+        tuple((row["stage"], _compile(row["re"])) for row in data["frame"]),
+        tuple((row["stage"], _compile(row["re"])) for row in data["mark"]),
+    )
+
+
+def action_of(cause: str) -> str:
+    """What healing does first about a cause. Raises KeyError for a name that is not in the list."""
+    return catalogue().causes[cause].action
+
+
+def _rule(row: Mapping[str, Any]) -> Rule:
+    return Rule(
+        cause=row["cause"],
+        weight=row["weight"],
+        text=_compile("|".join(f"(?:{part})" for part in row["re"])),
+        unless=_compile(row["not"]) if "not" in row else None,
+        stages=frozenset(row.get("in", ())),
+        frames=_compile(row["frames"]) if "frames" in row else None,
+        stage=row.get("stage"),
+    )
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)

@@ -1,0 +1,213 @@
+"""Names the cause of an end from the engine's log and from what was seen from outside. Pure.
+
+Order of belief: a stop that was asked for; the GPU or the kernel saying that something is gone; our own canary; the
+first fatal text of any rank, weighed by how much it says; then exit code and signal, which alone say little: sglang
+ends with 137 for almost everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .causes import catalogue
+from .scan import ORDER, Boot, Hit, Scanner
+
+LOST_XIDS = frozenset({74, 79, 119, 120, 140, 154, 155, 156, 158})
+_WITHIN = 10  # scores that lie this near are decided by time
+_FLOOR = 10  # below this a hit is harmless
+_TEXT = 300  # characters of an evidence line
+_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:(?<=bearer )\S+|(?<=api[_-]key[=:])\S+)")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the supervisor saw. ``exit_code``/``signal`` of the engine's main process; ``oom_kill``: the kernel's or
+    the cgroup's out-of-memory counter rose; ``xids``: numbers of Xid lines since the start; ``gpus_missing``: NVML no
+    longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
+    work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
+    than from the log."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_kill: bool = False
+    xids: tuple[int, ...] = ()
+    gpus_missing: bool = False
+    hang: Literal["startup", "serving"] | None = None
+    compiler_running: bool = False
+    canary: Literal["nan", "degenerate", "silent"] | None = None
+    stage: str | None = None
+    stop_requested: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``line`` counts from 1; 0: not from the log but observed."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``rank``: the tensor-parallel rank that failed first, if the log says; ``numbers``: see `numbers.py`;
+    ``files``: checkpoint files that the failing lines name."""
+
+    cause: str
+    action: str
+    stage: str | None
+    rank: int | None
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    summary: str
+    next_step: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """The `explain` document."""
+        return {
+            "cause": self.cause,
+            "action": self.action,
+            "stage": self.stage,
+            "rank": self.rank,
+            "confidence": self.confidence,
+            "evidence": [{"line": item.line, "text": item.text} for item in self.evidence],
+            "summary": self.summary,
+            "next_step": self.next_step,
+        }
+
+
+def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
+    """The verdict over ``lines`` (one line each, without line ends) and ``observed``. Never raises on any text."""
+    scanner = Scanner()
+    for number, line in enumerate(lines, 1):
+        scanner.feed(number, line)
+    return judge(scanner, observed or Observed())
+
+
+def judge(scanner: Scanner, observed: Observed) -> Verdict:
+    """The verdict of everything that a scanner was fed."""
+    boot, earlier = _relevant(scanner)
+    best = _first_fatal(boot, scanner.lines)
+    outside = _from_outside(boot, best, observed)
+    if outside is not None:
+        cause, stage, confidence, text = outside
+        support = [] if cause == "none" else [hit for hit in boot.hits if hit.cause == cause][:3]
+        rank = support[0].rank if support else None
+        evidence = (Evidence(0, text), *_evidence(support))
+        return _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
+    if best is None:
+        seen = [hit for hit in boot.hits if hit.cause == "none"][:3]
+        return _verdict("none", observed.stage or boot.stage_of(""), None, 0.7, _evidence(seen), boot)
+    same = [hit for hit in boot.hits if hit.cause == best.cause and hit is not best and not hit.soft]
+    confidence = _confidence(best) * (0.9 if earlier else 1.0)
+    stage = best.stage or observed.stage or catalogue().causes[best.cause].stage
+    evidence = _evidence(sorted({best.number: best, **{hit.number: hit for hit in same[:3]}}.values(), key=_number))
+    return _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+
+
+def _relevant(scanner: Scanner) -> tuple[Boot, bool]:
+    """The last run, or the last that failed when the last one shows nothing."""
+    if _first_fatal(scanner.boot, scanner.lines) is None:
+        for boot in reversed(scanner.boots[:-1]):
+            if boot.ended and _first_fatal(boot, scanner.lines) is not None:
+                return boot, True
+    return scanner.boot, False
+
+
+def _first_fatal(boot: Boot, lines: int) -> Hit | None:
+    hits = [hit for hit in boot.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
+    hard = [hit for hit in hits if not hit.soft]
+    # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on.
+    candidates = hard or (hits if boot.ended or lines <= 5 else [])
+    if not candidates:
+        return None
+    best = max(hit.score for hit in candidates)
+    first = min((hit for hit in candidates if hit.score >= best - _WITHIN), key=lambda hit: (hit.number, -hit.score))
+    return None if first.cause == "none" else first
+
+
+def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
+    """(cause, stage, confidence, evidence) where what was seen from outside decides."""
+    stage = observed.stage or boot.stage_of("")
+    strong = best is not None and best.score >= 62
+    lost = sorted(set(observed.xids) & LOST_XIDS)
+    if observed.stop_requested:
+        return "none", stage, 0.99, "the stop was asked for"
+    if observed.gpus_missing or lost:
+        return "gpu_lost", stage, 0.97, f"Xid {lost[0]}" if lost else "NVML no longer knows every GPU"
+    if observed.oom_kill:
+        return "host_oom", stage, 0.97, "the kernel's out-of-memory counter of this cgroup rose"
+    if observed.canary == "nan":
+        return "nan_output", stage, 0.95, "the canary's log-probabilities are not finite"
+    if observed.canary == "degenerate":
+        return "degenerate_output", stage, 0.9, "the canary's answer is not the one of a sane run"
+    if observed.hang and not strong:
+        if observed.compiler_running:
+            return "none", stage, 0.9, "a compiler is at work"
+        hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
+        cause = catalogue().resolve("stall", hung_in)
+        return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
+    if observed.canary == "silent" and not strong:
+        return "hang_serving", stage, 0.85, "the canary got no answer"
+    if best is not None and best.score > 24:
+        return None
+    return _from_exit(stage, best, observed)
+
+
+def _from_exit(stage: str | None, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
+    code, signal = observed.exit_code, observed.signal
+    if signal is None and code is not None and (code < 0 or 128 < code < 160):
+        signal = -code if code < 0 else code - 128
+    if observed.xids and (code or signal):
+        return "engine_crash", stage, 0.6, f"Xid {observed.xids[0]}"
+    if best is not None and best.cause != "unknown":
+        return None
+    if signal in (11, 6, 4, 8):
+        return catalogue().resolve("crash", stage), stage, 0.5, f"ended by signal {signal}"
+    if signal == 7:
+        return catalogue().resolve("bus_error", stage), stage, 0.5, "ended by signal 7"
+    if signal is not None:
+        return "killed", stage, 0.6, f"ended by signal {signal}"
+    if code == 2 and stage in (None, "init", "preflight"):
+        return "config_rejected", stage or "init", 0.7, "exit code 2: the engine's own usage error"
+    if code == 3 and best is None:
+        return "port_in_use", stage, 0.5, "exit code 3: the HTTP server could not start"
+    if code is not None and best is None:
+        return "unknown", stage, 0.4, f"exit code {code} without any text"
+    return None
+
+
+def _slowest(boot: Boot) -> str | None:
+    stages = [boot.stage_of(writer) for writer in boot.stages if writer or len(boot.stages) == 1]
+    known = [stage for stage in stages if stage is not None]
+    return min(known, key=ORDER.index, default=None)
+
+
+def _confidence(hit: Hit) -> float:
+    if hit.cause == "unknown":
+        return 0.3
+    value = 0.35 + 0.62 * min(max(hit.rule.weight - 10, 0) / 80, 1.0)
+    return value * (0.7 if hit.soft else 1.0)
+
+
+def _evidence(hits: Iterable[Hit]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(hit.number, _SECRET.sub("***", hit.text[:_TEXT])) for hit in hits)
+
+
+def _number(hit: Hit) -> int:
+    return hit.number
+
+
+def _verdict(
+    cause: str, stage: str | None, rank: int | None, confidence: float, evidence: tuple[Evidence, ...], boot: Boot
+) -> Verdict:
+    entry = catalogue().causes[cause]
+    numbers = {name: value for name, value in boot.numbers.items() if name != "exit_code" or cause != "none"}
+    return Verdict(
+        cause, entry.action, stage or (None if cause == "none" else entry.stage), rank, round(confidence, 2), evidence,
+        entry.summary, entry.next_step, numbers, tuple(boot.files),
+    )  # fmt: skip

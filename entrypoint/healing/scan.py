@@ -1,0 +1,265 @@
+"""Reads a log line by line and keeps what could explain an end: hits of the catalogue's rules with their stage.
+
+Bounded in time and memory for any input: a cheap word filter goes first, long lines are cut, and only the hits that can
+still win are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..engine.lines import LONGEST, Line, unwrap
+from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, is_configuration, mark_of
+from .causes import Rule, catalogue
+from .numbers import files_in, foreign, numbers_in
+
+ORDER = (
+    "preflight", "download", "verify", "init", "nccl_init", "weight_load", "kv_alloc", "warmup", "graph_capture",
+    "first_forward", "serving",
+)  # fmt: skip
+HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fatal text has been seen
+
+# Every rule needs one of these words in its line (a test holds them to the corpus); lower case.
+WORDS = (
+    "error", "exception", "fail", "fatal", "memory", "oom", "kill", "sig", "nan", "inf", "abort", "assert", "crash",
+    "timeout", "timed out", "time-out", "watchdog", "xid", "cuda", "nccl", "driver", "not ", "n't", "cannot", "can not",
+    "no ", "unable", "unsupported", "invalid", "missing", "mismatch", "denied", "read-only", "space", "address", "port ",
+    "lock", "corrupt", "truncat", "incomplete", "must", "require", "only", "too ", "exit", "terminated", "hang", "hung",
+    "stuck", "stall", "dead", "freez", "frozen", "waiting", "retract", "garb", "garbled", "token", "429", "40", "50",
+    "gated", "exceed", "unexpected", "undefined", "found", "expected", "usage", "lost", "bus", "refused", "reset", "unreach",
+    "offline", "mib", "gib", "gb", "bytes", "!!!", "canary", "output", "exhaust", "enospc", "eacces", "graph", "capture",
+    "cache", "divisible", "conflict", "incompatible", "exclusive", "stop", "spec", "barrier", "health", "acs", "rpc",
+    "unbalanced", "occupied", "alloc", "terminate", "select", "link down", "inaccessible", "rate limit", "header", "eof", "version", "install", "import", "symbol", "rejected", "remedy", "nvcc",
+    "ninja", "ptxas", "nvrtc", "traceback", "deprecat", "client", "core dumped", "collaps", "answer", "empty", "advanc",
+    "fired up", "startup", "parallel", "avail mem", "autotune", "max_total", "load", "begin", "compil", "fetching",
+    "throughput", "blocks", "stays", "progress", "key", "stop_reason", "acquire", "iommu", "rapid", "later", "child", "num_expert", "broken",
+)  # fmt: skip
+
+_FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
+_EXCEPTION = re.compile(
+    r"^(?:E\s+)?(?:\w+\.)*[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit|Enabled)\b(?:\s*[:(]|$)|^\S*[Ff]atal[ :]"
+)
+_HIT_EXCEPTION = re.compile(r"(?:hit an exception|Traceback \(most recent call last\))")
+_SOFT = re.compile(
+    r"\b(?:(?<!NCCL )warn(?:ing)?|ignor(?:e|ed|ing)|skip(?:ped|ping)?|fall(?:s|ing)? ?-?back|fallback|disabl(?:e|ed|ing)"
+    r"|retrying|recommended|consider|sub-?optimal|deprecated|by default|will (?:use|be used|retry|wait))\b|^HINT",
+    re.IGNORECASE,
+)
+_ACCESS = re.compile(r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) \S+ HTTP/[\d.]+"')
+_RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
+_CAPTURE_SIZE = re.compile(r"Capturing (?:batches|num tokens) \((?:bs|num_tokens)=(\d+)")
+_AVAILABLE = re.compile(r"avail[ _]mem=(\d+(?:\.\d+)?) ?GB")
+
+
+class Hit(NamedTuple):
+    """One line that a rule knows. ``score``: weight, raised for an exception's own line, lowered for a warning."""
+
+    number: int
+    text: str
+    rule: Rule
+    cause: str
+    score: int
+    soft: bool
+    stage: str | None
+    rank: int | None
+
+
+@dataclass
+class Boot:
+    """What one run of an engine said. ``stages``: writer -> stage; ``latest``: the stage line seen last."""
+
+    stages: dict[str, str] = field(default_factory=dict)
+    ranks: dict[str, int | None] = field(default_factory=dict)
+    floor: str | None = None
+    latest: str | None = None
+    ready: bool = False
+    hits: list[Hit] = field(default_factory=list)
+    ended: bool = False  # a line says that a process is over
+    numbers: dict[str, float] = field(default_factory=dict)
+    files: dict[str, None] = field(default_factory=dict)
+    compiling: bool = False
+    activity: str | None = None  # prefill or decode: the last batch line
+    marked: tuple[int, str] | None = None  # the last stage line
+
+    def stage_of(self, writer: str) -> str | None:
+        own = self.stages.get(writer) if writer in self.stages or writer else self.latest
+        own = own or self.latest
+        if self.floor and (own is None or ORDER.index(own) < ORDER.index(self.floor)):
+            return self.floor
+        return own
+
+
+class Scanner:
+    """Feed every line once; then read ``boots`` (the last one is the run in progress at the end of the log)."""
+
+    def __init__(self) -> None:
+        self.boots = [Boot()]
+        self.lines = 0  # lines with any text
+        self._parser = LogParser()
+        self._frames: list[str] = []
+        self._trace: Line | None = None
+        self._seen: dict[str, bool] = {}
+
+    @property
+    def boot(self) -> Boot:
+        return self.boots[-1]
+
+    def feed(self, number: int, raw: str) -> None:
+        raw = raw[:LONGEST]
+        if not raw or raw.isspace():
+            return
+        self.lines += 1
+        lowered = raw.lower()
+        if 'file "' in lowered:
+            frame = _FRAME.search(raw)
+            if frame:
+                self._frames = [*self._frames[-400:], f"{frame[1]} {frame[2]}"]
+                return
+        if "server_args=" in lowered:
+            self._new_boot()
+            return
+        if " batch, #" in raw or " batch [" in raw:
+            self.boot.activity = "prefill" if "Prefill" in raw else "decode"
+            tokens = numbers_in(raw).get("new_tokens")
+            if tokens:
+                self.boot.numbers["new_tokens"] = tokens
+            return
+        if not any(word in lowered for word in WORDS):
+            return
+        for part in raw.split("\r"):
+            self._line(number, unwrap(part))
+
+    def _new_boot(self) -> None:
+        """sglang prints its configuration once per run: a second time means that it was started again."""
+        if self.boot.ended or self.boot.ready:
+            self.boots = [*self.boots[-7:], Boot()]
+            self._parser, self._frames, self._trace = LogParser(), [], None
+        self._set("", None, "init")
+
+    def _line(self, number: int, line: Line) -> None:
+        text = line.text
+        if not text or is_configuration(text):
+            return
+        if self._mark(number, line):
+            return
+        if _ACCESS.search(text):
+            return
+        if _HIT_EXCEPTION.search(text):
+            self._frames, self._trace = [], line
+        if "%" in text and "|" in text and "it/s" in text:
+            return
+        if self._seen.get(text) is False:
+            return
+        hit = self._match(number, line)
+        if len(self._seen) < 20000:
+            self._seen[text] = hit
+
+    def _mark(self, number: int, line: Line) -> bool:
+        """Stage lines and progress bars; True when the line is nothing else."""
+        text = line.text
+        mark = mark_of(text)
+        if mark:
+            kind, stage = mark
+            reached = TAXONOMY_STAGE[stage]
+            if kind == "end":
+                reached = {"loading": "kv_alloc", "kv_pool": "warmup", "graphs": "warmup"}.get(stage, reached)
+            everyone = line.rank is None and stage in ("warmup", "serving")
+            self._set(line.writer, line.rank, reached, everyone=everyone)
+            self.boot.ready |= stage == "serving"
+            self.boot.marked = (number, text)
+            for event in self._parser.feed(text, 0.0):
+                if isinstance(event, Reading):
+                    worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
+                    self.boot.numbers[event.name] = worst(event.bytes, self.boot.numbers.get(event.name, event.bytes))
+            return True
+        for stage, pattern in catalogue().marks:
+            if pattern.search(text):
+                if stage == "jit_build":
+                    self.boot.compiling = True
+                elif self.boot.floor is None or ORDER.index(stage) > ORDER.index(self.boot.floor):
+                    self._set(line.writer, line.rank, stage)
+                size = _CAPTURE_SIZE.search(text)
+                if size:
+                    self.boot.numbers["capture_size"] = float(size[1])
+                available = _AVAILABLE.search(text)
+                if available:
+                    self.boot.numbers["free_in_capture"] = float(available[1]) * (1 << 30)
+                return "rror" not in text and "WARN" not in text
+        return False
+
+    def _set(self, writer: str, rank: int | None, stage: str, *, everyone: bool = False) -> None:
+        boot = self.boot
+        boot.stages[writer], boot.ranks[writer], boot.latest = stage, rank, stage
+        if everyone:
+            boot.floor = stage
+
+    def _match(self, number: int, line: Line) -> bool:
+        text = line.text
+        owner = line if line.writer or line.rank is not None or self._trace is None else self._trace
+        reached = self.boot.stage_of(owner.writer)
+        frames = "\n".join(self._frames)
+        shown = _stage_of_frames(frames)
+        matched = False
+        for rule in catalogue().rules:
+            if rule.stages and reached and reached not in rule.stages:
+                continue
+            if not rule.text.search(text) or (rule.unless and rule.unless.search(text)):
+                continue
+            if rule.frames and not rule.frames.search(frames):
+                continue
+            matched = True
+            self._keep(number, text, rule, reached, shown, owner.rank)
+        return matched
+
+    def _keep(
+        self, number: int, text: str, rule: Rule, reached: str | None, shown: str | None, rank: int | None
+    ) -> None:
+        boot = self.boot
+        if rank is None:
+            named = _RANK.search(text)
+            rank = int(named[1]) if named else None
+        stage = refine(reached, shown, boot.activity if rule.cause == "oom" else None)
+        cause = catalogue().resolve(rule.cause, rule.stage or stage)
+        exception = bool(_EXCEPTION.search(text))
+        soft = not exception and rule.weight < 90 and bool(_SOFT.search(text))
+        score = rule.weight + (10 if exception else 0) - (55 if soft else 0)
+        if rule.weight <= 32 and rule.weight > 5 and not soft:
+            boot.ended = True
+        numbers = numbers_in(text)
+        if rule.cause == "oom" and foreign(numbers):
+            cause, score = "memory_unbalanced", score + 6
+        stage = rule.stage or {"prefill": "serving", "decode": "serving"}.get(stage or "", stage)
+        if reached == "first_forward" and stage == "serving":
+            stage = "first_forward"
+        for name, value in numbers.items():
+            boot.numbers.setdefault(name, value)
+        if rule.weight > 32:
+            boot.files.update(dict.fromkeys(files_in(text)))
+        if len(boot.hits) < HIT_LIMIT:
+            boot.hits.append(Hit(number, text, rule, cause, score, soft, stage, rank))
+
+
+def refine(reached: str | None, shown: str | None, activity: str | None) -> str | None:
+    """The stage in which something happened: by the stage lines first, by the traceback where they say too little.
+
+    After start-up the traceback tells prefill from decode, then the last batch line does.
+    """
+    if reached in (None, "init", "download", "preflight", "verify"):
+        return shown or activity or reached
+    if reached in ("serving", "first_forward"):
+        if shown in ("prefill", "decode") and activity is not None:
+            return shown
+        if shown == "prefill" and activity is None:
+            return reached
+        return activity or reached
+    if reached == "warmup" and shown == "graph_capture":
+        return shown
+    return reached
+
+
+def _stage_of_frames(frames: str) -> str | None:
+    if not frames:
+        return None
+    return next((stage for stage, pattern in catalogue().frames if pattern.search(frames)), None)
