@@ -1,0 +1,116 @@
+"""`relaunch doctor`: read the host once, judge what was read. Changes nothing, starts nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from . import inputs
+from .doctoring import judge_gpu, judge_host, read_gpu, read_host, read_pci, read_serving
+from .doctoring.facts import Check, Facts
+from .errors import Stop
+from .hardware import Inventory
+from .settings import Loaded
+
+
+def examine(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The doctor document. Raises Stop for settings that cannot be read at all; everything else is a verdict."""
+    loaded = inputs.load(environ)
+    if loaded.settings.gpu_inventory is not None:
+        # Doctor looks at this host: a recorded box cannot be examined.
+        loaded = replace(loaded, settings=loaded.settings.model_copy(update={"gpu_inventory": None}))
+    box = inputs.inventory(loaded, environ)
+    refused: Check | None = None
+    try:
+        loaded = inputs.settle(loaded, box, environ)
+    except Stop as stop:
+        refused = Check("model", "model", "fail", stop.message, stop.next_step)
+    return document([*([refused] if refused else []), *judge(read(loaded, box, environ))])
+
+
+def judge(facts: Facts) -> list[Check]:
+    """Pure: what was read in, verdicts out."""
+    return [*judge_gpu.checks(facts), *judge_host.checks(facts)]
+
+
+def document(checks: list[Check]) -> dict[str, Any]:
+    """``ok`` is false only when something fails."""
+    return {"ok": all(check.verdict != "fail" for check in checks), "checks": [check.document() for check in checks]}
+
+
+def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
+    """Everything that can be read without rights; what cannot be read is None."""
+    import psutil
+
+    from .engine.command import package_version
+    from .state.files import Lock
+
+    settings = loaded.settings
+    device: Literal["cuda", "cpu"] = (
+        "cpu" if settings.device == "cpu" or (not box.gpus and not settings.model) else "cuda"
+    )
+    inside = read_host.container()
+    ours = _run_prefix(loaded)
+    cards, holders, peers = read_gpu.read(box.gpus, read_host.container_of, lambda pid: _marked(pid, ours))
+    buses = [gpu.pci_bus_id for gpu in box.gpus if gpu.pci_bus_id]
+    weights = read_serving.weights(loaded, environ)
+    needs_hub = weights is not None and not weights.complete and weights.kind in ("hub", "unknown")
+    memory = psutil.virtual_memory()
+    return Facts(
+        uid=os.getuid(),
+        gid=os.getgid(),
+        device=device,
+        ranks=1 if device == "cpu" else _ranks(settings.tp, settings.pp, settings.nnodes, len(box.gpus)),
+        drain_timeout=settings.drain_timeout,
+        engine=package_version("sglang"),
+        nvml_note=box.notes[0] if box.notes else None,
+        driver=box.driver,
+        open_modules=read_host.open_modules(),
+        cards=cards,
+        holders=holders,
+        peers=peers,
+        nvlink=box.nvlink,
+        iommu=read_pci.iommu(buses),
+        bridges=read_pci.bridges(buses),
+        numa_balancing=read_host.numa_balancing(),
+        nodes_allowed=read_host.nodes_allowed(),
+        xids=read_host.xids(),
+        container=inside,
+        ipc_host=read_host.ipc_host(inside is not None),
+        shm_bytes=read_host.shm_bytes(),
+        memlock_bytes=read_host.memlock_bytes(),
+        nofile=read_host.nofile(),
+        memory_bytes=memory.total,
+        memory_available_bytes=memory.available,
+        cgroup_limit_bytes=read_host.cgroup_limit(),
+        weights=weights,
+        folders=read_serving.folders(loaded, read_serving.hub_cache(loaded, environ)),
+        tools=read_serving.tools(environ),
+        clock_synchronised=read_host.clock_synchronised(),
+        clock_behind=read_host.clock_behind(),
+        ports=read_serving.port_uses(loaded, Lock.owner(settings.state_dir)),
+        stop_grace=read_host.stop_grace(inside),
+        hub=read_serving.hub(loaded, environ, needed=needs_hub),
+    )
+
+
+def _ranks(tp: int | str, pp: int, nnodes: int, gpus: int) -> int:
+    """Engine ranks on this host."""
+    return max(1, gpus if isinstance(tp, str) else tp * pp // nnodes)
+
+
+def _run_prefix(loaded: Loaded) -> str:
+    """What the mark of every engine process of this state directory begins with."""
+    where = os.fsencode(loaded.settings.state_dir.resolve())
+    return hashlib.sha256(where).hexdigest()[:12] + "-"
+
+
+def _marked(pid: int, prefix: str) -> bool:
+    try:
+        return f"\0RELAUNCH_RUN_ID={prefix}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
