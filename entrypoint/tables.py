@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .units import format_bytes, format_duration
+from .words import ACTION_WORDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,25 +24,6 @@ Document = Mapping[str, Any]
 VERDICT_STYLE = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATE_STYLE = {"ok": "green", "unverified": "yellow", "missing": "red", "damaged": "bold red"}
 SOURCE_STYLE = {"environment": "cyan", "preset": "green", "default": "dim"}
-# What the ladder's words mean to the reader of a crash.
-ACTION_WORDS = {
-    "raise_fraction": "raise the memory fraction and restart",
-    "lower_fraction": "lower the memory fraction and restart",
-    "shrink_graphs": "capture fewer or smaller CUDA graphs and restart",
-    "shrink_prefill": "compute prompts in smaller chunks and restart",
-    "switch_backend": "take the next kernels that fit this GPU and restart",
-    "clear_jit_cache": "remove its compiled kernels and tuning results and restart",
-    "disable_p2p": "switch optional GPU transports off and restart",
-    "repair_weights": "fetch the bad files again, alone, and restart",
-    "retry_download": "fetch again, later or by another path",
-    "wait_for_gpu_memory": "wait until the GPU memory is free and restart",
-    "restart_same": "restart with the same settings, a few times at most",
-    "reduce_host_memory": "load with fewer threads and compile jobs and restart",
-    "disable_speculation": "restart without speculative decoding",
-    "keep_running": "leave the server alone",
-    "stop_config": "stop: the configuration must change, no restart can help",
-    "stop_operator": "stop: the machine or the installation must change, no restart can help",
-}
 BOOTS_SHOWN = 15
 POST_MORTEMS_SHOWN = 8
 
