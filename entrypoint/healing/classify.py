@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from .causes import catalogue
@@ -211,3 +212,10 @@ def _verdict(
         cause, entry.action, stage or (None if cause == "none" else entry.stage), rank, round(confidence, 2), evidence,
         entry.summary, entry.next_step, numbers, tuple(boot.files),
     )  # fmt: skip
+
+
+def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
+    """The verdict over a file of any size; see `explain.py`. Raises Stop (66) when it cannot be read."""
+    from .explain import explain_file as explain
+
+    return explain(path, observed)

@@ -23,18 +23,20 @@ HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fata
 
 # Every rule needs one of these words in its line (a test holds them to the corpus); lower case.
 WORDS = (
-    "error", "exception", "fail", "fatal", "memory", "oom", "kill", "sig", "nan", "inf", "abort", "assert", "crash",
-    "timeout", "timed out", "time-out", "watchdog", "xid", "cuda", "nccl", "driver", "not ", "n't", "cannot", "can not",
-    "no ", "unable", "unsupported", "invalid", "missing", "mismatch", "denied", "read-only", "space", "address", "port ",
-    "lock", "corrupt", "truncat", "incomplete", "must", "require", "only", "too ", "exit", "terminated", "hang", "hung",
-    "stuck", "stall", "dead", "freez", "frozen", "waiting", "retract", "garb", "garbled", "token", "429", "40", "50",
-    "gated", "exceed", "unexpected", "undefined", "found", "expected", "usage", "lost", "bus", "refused", "reset", "unreach",
-    "offline", "mib", "gib", "gb", "bytes", "!!!", "canary", "output", "exhaust", "enospc", "eacces", "graph", "capture",
-    "cache", "divisible", "conflict", "incompatible", "exclusive", "stop", "spec", "barrier", "health", "acs", "rpc",
-    "unbalanced", "occupied", "alloc", "terminate", "select", "link down", "inaccessible", "rate limit", "header", "eof", "version", "install", "import", "symbol", "rejected", "remedy", "nvcc",
-    "ninja", "ptxas", "nvrtc", "traceback", "deprecat", "client", "core dumped", "collaps", "answer", "empty", "advanc",
-    "fired up", "startup", "parallel", "avail mem", "autotune", "max_total", "load", "begin", "compil", "fetching",
-    "throughput", "blocks", "stays", "progress", "key", "stop_reason", "acquire", "iommu", "rapid", "later", "child", "num_expert", "broken",
+    "error", "exception", "fail", "fatal", "memory", "oom", "kill", "sig", "nan", "inf", "abort", "assert",
+    "crash", "timeout", "timed out", "time-out", "watchdog", "xid", "cuda", "nccl", "driver", "not ", "n't",
+    "cannot", "can not", "no ", "unable", "unsupported", "invalid", "missing", "mismatch", "denied", "space",
+    "address", "port ", "lock", "corrupt", "truncat", "incomplete", "must", "require", "only", "too ", "exit",
+    "hang", "hung", "stuck", "stall", "dead", "freez", "frozen", "waiting", "retract", "garb", "token", "429",
+    "40", "50", "gated", "exceed", "undefined", "found", "expected", "usage", "lost", "bus", "refused", "reset",
+    "unreach", "offline", "mib", "gib", "gb", "bytes", "!!!", "canary", "output", "exhaust", "enospc", "eacces",
+    "graph", "capture", "cache", "divisible", "conflict", "incompatible", "exclusive", "stop", "spec",
+    "barrier", "health", "acs", "rpc", "unbalanced", "occupied", "alloc", "terminate", "select", "link down",
+    "inaccessible", "rate limit", "header", "eof", "version", "import", "symbol", "rejected", "remedy", "nvcc",
+    "ninja", "ptxas", "nvrtc", "traceback", "deprecat", "client", "core dumped", "collaps", "answer", "empty",
+    "advanc", "fired up", "startup", "parallel", "avail mem", "autotune", "max_total", "load", "begin",
+    "compil", "fetching", "throughput", "stays", "progress", "key", "acquire", "iommu", "rapid", "later",
+    "child", "num_expert", "broken",
 )  # fmt: skip
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
@@ -43,8 +45,8 @@ _EXCEPTION = re.compile(
 )
 _HIT_EXCEPTION = re.compile(r"(?:hit an exception|Traceback \(most recent call last\))")
 _SOFT = re.compile(
-    r"\b(?:(?<!NCCL )warn(?:ing)?|ignor(?:e|ed|ing)|skip(?:ped|ping)?|fall(?:s|ing)? ?-?back|fallback|disabl(?:e|ed|ing)"
-    r"|retrying|recommended|consider|sub-?optimal|deprecated|by default|will (?:use|be used|retry|wait))\b|^HINT",
+    r"\b(?:(?<!NCCL )warn(?:ing)?|ignor(?:e|ed|ing)|skip(?:ped|ping)?|fall(?:s|ing)? ?-?back|fallback"
+    r"|disabl(?:e|ed|ing)|retrying|recommended|consider|sub-?optimal|deprecated|by default|will (?:use|be used|retry|wait))\b|^HINT",
     re.IGNORECASE,
 )
 _ACCESS = re.compile(r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) \S+ HTTP/[\d.]+"')
