@@ -41,8 +41,9 @@ class Docker:
     env: Mapping[str, str]
 
     def __call__(
-        self, *words: str, check: bool = True, cwd: Path | None = None, timeout: float = 120.0, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+        self, *words: str, check: bool = True, cwd: Path = ROOT, timeout: float = 120.0,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """``docker WORDS`` with its output as text. Raises EngineError on a non-zero exit unless ``check`` is off."""
         return run(["docker", *words], {**self.env, **(env or {})}, check=check, cwd=cwd, timeout=timeout)
 
@@ -53,12 +54,11 @@ class Docker:
 
 
 def run(
-    command: Sequence[str], env: Mapping[str, str], *, check: bool = True, cwd: Path | None = None, timeout: float = 120.0
+    command: Sequence[str], env: Mapping[str, str], *, check: bool = True, cwd: Path = ROOT, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        list(command), env=dict(env), cwd=cwd, text=True, timeout=timeout,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        list(command), env=dict(env), cwd=cwd, text=True, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True
+    )
     if check and done.returncode:
         raise EngineError(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done
@@ -160,10 +160,10 @@ def _dockerd(docker: Docker) -> None:
     (work / "oci").mkdir(exist_ok=True)
     if docker("info", check=False).returncode == 0:
         return
-    with open(work / "dockerd.log", "ab") as log:
+    with (work / "dockerd.log").open("ab") as log:
         daemon = subprocess.Popen(
-            ["dockerd", "--data-root", str(work / "data"), "--exec-root", str(work / "exec"), "-H", docker.env["DOCKER_HOST"],
-             "-p", str(work / "docker.pid"), "--add-runtime", f"ci={HERE / 'runc_ci'}", "--default-runtime", "ci"],
+            ["dockerd", "--data-root", str(work / "data"), "--exec-root", str(work / "exec"),
+             "-H", docker.env["DOCKER_HOST"], "-p", str(work / "docker.pid"), "--add-runtime", f"ci={HERE / 'runc_ci'}", "--default-runtime", "ci"],
             env=dict(docker.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     for _ in range(120):
@@ -191,7 +191,7 @@ def _stand_in(docker: Docker) -> None:
     certificates = Path("/usr/local/share/ca-certificates")
     hooks = [f"--customize-hook=copy-in {certificates} /usr/local/share"] if any(certificates.glob("*.crt")) else []
     hooks.append('--customize-hook=chroot "$1" update-ca-certificates > /dev/null')
-    hooks.append(f'--customize-hook=mkdir -p "$1/usr/local" && cp -a {python}/. "$1/usr/local/" && chroot "$1" ldconfig')
+    hooks.append(f'--customize-hook=cp -a {python}/. "$1/usr/local/" && chroot "$1" ldconfig')
     hooks.append(
         '--customize-hook=find "$1/usr/local/lib/python3.12/site-packages" -mindepth 1 -maxdepth 1 ! -name "pip*" '
         '-exec rm -rf {} + ; rm -rf "$1/usr/local/lib/python3.12/test"'
