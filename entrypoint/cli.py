@@ -151,7 +151,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from .healing.classify import explain_file
+    from .healing.explain import explain_file
 
     document = explain_file(arguments.file).document()
     if arguments.json:
@@ -227,7 +227,9 @@ def _restart(_: argparse.Namespace) -> int:
     state_dir = inputs.load().settings.state_dir
     pid = Lock.owner(state_dir)
     if pid is None:
-        raise config_rejected(f"no supervisor runs on {state_dir}", "start one with relaunch serve, or set RELAUNCH_STATE_DIR")
+        raise config_rejected(
+            f"no supervisor runs on {state_dir}", "start one with relaunch serve, or set RELAUNCH_STATE_DIR"
+        )
     os.kill(pid, signal.SIGHUP)
     print(f"supervisor {pid} drains and restarts its engine; watch /readyz")
     return EXIT_OK

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .engine.host_signs import Signs
 from .engine.run import Run
 from .errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from .healing import machine
@@ -22,6 +23,7 @@ from .state.post_mortems import LAST_LINES, PostMortems
 from .watching import Alarm
 
 if TYPE_CHECKING:
+    from .healing.classify import Observed
     from .healing.ladder import Attempt
     from .launch import Prepared
 
@@ -43,7 +45,8 @@ class Diagnosis:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.changes: tuple[Change, ...] = ()
-        self.repair: tuple[str, ...] = ()
+        # Files to fetch again; empty: whatever a full check finds; None: nothing to repair.
+        self.repair: tuple[str, ...] | None = None
         self.clear_jit_cache = False
         self.last_post_mortem: str | None = None
         self._attempts: tuple[Attempt, ...] = ()
@@ -54,8 +57,9 @@ class Diagnosis:
         from .healing import classify, facts, ladder
 
         run = patient.run
-        observed = await asyncio.to_thread(self._observe, patient)
-        lines = list(run.lines)
+        signs = await asyncio.to_thread(run.signs.read, run.engine.ever)
+        observed = await asyncio.to_thread(self._observe, patient, signs)
+        lines = [*run.lines, *signs.lines]
         if patient.alarm is not None and not patient.alarm.hang and not patient.alarm.canary:
             lines.append(patient.alarm.reason)
         verdict = await asyncio.to_thread(classify.classify, lines, observed)
@@ -66,7 +70,8 @@ class Diagnosis:
         self._attempts = (*self._attempts, ladder.Attempt(verdict.cause, verdict.stage, decided.changes, now))
         merged = {change.setting: change for change in (*self.changes, *decided.changes)}
         self.changes = tuple(merged.values())
-        self.repair, self.clear_jit_cache = decided.repair, decided.clear_jit_cache
+        self.repair = decided.repair if decided.action == "repair_weights" else None
+        self.clear_jit_cache = decided.clear_jit_cache
         self._write(patient, loaded, verdict, decided, now)
         self._log.warning(f"engine ended: {verdict.cause} in stage {verdict.stage}: {verdict.summary}")
         for change in decided.changes:
@@ -79,17 +84,22 @@ class Diagnosis:
             retry=not decided.give_up,
         )  # fmt: skip
 
-    def _observe(self, patient: Patient) -> Any:
+    def _observe(self, patient: Patient, signs: Signs) -> Observed:
+        from .engine import gpu_memory
         from .healing.classify import Observed
 
         code = patient.run.exit_code
         alarm = patient.alarm
+        gpus = [gpu.index for gpu in patient.prepared.inventory.gpus]
         return Observed(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
             hang=alarm.hang if alarm else None,
             canary=alarm.canary if alarm else None,
             stage=patient.run.stage,
+            oom_kill=signs.oom_kill,
+            xids=signs.xids,
+            gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),
         )
 
     async def dump_stacks(self, run: Run) -> None:

@@ -85,7 +85,9 @@ def load(path: Path) -> Inventory:
         raise unreadable(f"RELAUNCH_GPU_INVENTORY={path} is not an inventory: {error}", fix) from None
     for gpu in gpus:
         if not 0 <= gpu.free_bytes <= gpu.total_bytes:
-            raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: GPU {gpu.index} has free_bytes outside 0..total_bytes", fix)
+            raise unreadable(
+                f"RELAUNCH_GPU_INVENTORY={path}: GPU {gpu.index} has free_bytes outside 0..total_bytes", fix
+            )
     if len({gpu.index for gpu in gpus}) != len(gpus):
         raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: two GPUs share an index", fix)
     return inventory

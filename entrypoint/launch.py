@@ -151,18 +151,19 @@ class Launch:
         readings = {name: value for name in run.readings if (value := run.worst(name)) is not None}
         learned = Learned(tuple(merged.values()), free, readings)
         prepared.known_good.write(
-            learned, {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint}
+            learned,
+            {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint},
         )
 
     async def recover(self, prepared: Prepared, diagnosis: Diagnosis) -> Prepared:
         """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
         settings = prepared.loaded.settings
         await self._gpu_memory_back(prepared)
-        if diagnosis.repair:
+        if diagnosis.repair is not None:
             from . import weights
 
-            self._log.info(f"repairing {', '.join(diagnosis.repair)}")
-            await weights.repair(prepared.loaded, list(diagnosis.repair), environ=self._environ)
+            self._log.info(f"repairing {', '.join(diagnosis.repair) or 'what a full check finds'}")
+            await weights.repair(prepared.loaded, diagnosis.repair or None, environ=self._environ)
         if diagnosis.clear_jit_cache:
             import shutil
 

@@ -16,6 +16,7 @@ from .control.status import Progress, Status
 from .diagnosis import Diagnosis, Patient
 from .engine import log as engine_log
 from .engine import ports, process
+from .engine.client import EngineClient
 from .engine.process import Ended
 from .engine.run import Run
 from .errors import Stop, config_rejected
@@ -58,11 +59,13 @@ class Supervisor:
         self._diagnosis = Diagnosis(log)
         self._work: asyncio.Task[None] | None = None  # preparing, planning, diagnosing, recovering
         self._killing: asyncio.Task[None] | None = None
-        self._run_tasks: list[asyncio.Task[Any]] = []
+        self._follow: asyncio.Task[None] | None = None
+        self._run_tasks: list[asyncio.Task[None]] = []  # watching and probing the run
         self._prepared: Prepared | None = None
         self._run: Run | None = None
         self._boot: Boot | None = None
         self._watch: ServingWatch | None = None
+        self._client: EngineClient | None = None
         self._alarm: Alarm | None = None
         self._reference: tuple[float, ...] = ()
         self._last_event: engine_log.Event | None = None
@@ -85,9 +88,7 @@ class Supervisor:
             self._lock.release()
             raise refused from None
         process.become_subreaper()
-        http = control.server(
-            control.build(self.status, lambda: history(settings.state_dir), settings.control_token)
-        )
+        http = control.server(control.build(self.status, lambda: history(settings.state_dir), settings.control_token))
         serving = asyncio.create_task(control.serve(http, sock))
         self._signals()
         try:
@@ -104,10 +105,8 @@ class Supervisor:
         state, actions = machine.start(self._limits, time.monotonic())
         self._show(state)
         self._perform(state, actions)
-        while not self._exit.done():
+        while not self._exit.done():  # only an action of this loop sets it
             event = await self._next(state)
-            if event is None:
-                continue
             before = state.phase
             state, actions = machine.step(state, event, time.monotonic())
             self._show(state)
@@ -119,16 +118,13 @@ class Supervisor:
             await asyncio.wait({self._work}, timeout=2.0)
         return self._exit.result()
 
-    async def _next(self, state: machine.State) -> machine.Event | None:
+    async def _next(self, state: machine.State) -> machine.Event:
         deadline = machine.next_deadline(state)
         wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-        getting = asyncio.ensure_future(self._events.get())
-        assert self._exit is not None
-        done, _ = await asyncio.wait({getting, self._exit}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-        if getting in done:
-            return getting.result()
-        getting.cancel()
-        return None if self._exit in done else machine.Tick()
+        try:
+            return await asyncio.wait_for(self._events.get(), wait)
+        except TimeoutError:
+            return machine.Tick()
 
     def _signals(self) -> None:
         # Handlers only put an event into the queue.
@@ -250,7 +246,8 @@ class Supervisor:
         self._boots.write(self._boot)
         self.status.boot_began = time.monotonic()
         self.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
-        self._run_tasks = [asyncio.create_task(run.follow())]
+        self._follow = asyncio.create_task(run.follow())
+        self._run_tasks = []
         self._run_task(self._watch_start(run))
         return None
 
@@ -265,7 +262,7 @@ class Supervisor:
     async def _probe(self, number: int) -> machine.Event:
         run, prepared = self._run, self._prepared
         assert run is not None and prepared is not None
-        client = await self._launch.client(self.loaded)
+        client = self._client = await self._launch.client(self.loaded)
         watch = ServingWatch(
             run, self.loaded.settings, client, self._launch.canary_kind(prepared), self.status, self._reference
         )
@@ -285,12 +282,13 @@ class Supervisor:
 
     def _record_ready(self, number: int) -> None:
         assert self._run is not None and self._boot is not None and self._watch is not None
-        for task in self._run_tasks[1:]:
+        for task in self._run_tasks:
             task.cancel()
         self._boot.ready_at = time.time()
         self._boot.stages = self._run.stage_seconds()
         self._boots.write(self._boot)
         self._reference = self._watch.reference
+        self._run.engine.census_every = 5.0
         self.status.started = True
         settings = self.loaded.settings
         took = format_duration(time.monotonic() - self._run.began)
@@ -308,14 +306,16 @@ class Supervisor:
     async def _kill(self, number: int) -> None:
         run = self._run
         assert run is not None
-        follow, *others = self._run_tasks or [None]
-        for task in others:
+        for task in self._run_tasks:
             task.cancel()
         if self._alarm is not None and self._alarm.hang:
             await self._diagnosis.dump_stacks(run)
         stuck = await run.engine.kill()
-        if follow is not None:
-            await asyncio.wait({follow}, timeout=3.0)
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._follow is not None:
+            await asyncio.wait({self._follow}, timeout=3.0)
         if self._boot is not None:
             self._boot.ended_at = time.time()
             self._boot.stages = run.stage_seconds()

@@ -67,22 +67,31 @@ class Settings(BaseSettings):
 
     preset: str | None = _setting(None, "model", "Preset to start from: a file name of env/ without .env.")
     model: str | None = _setting(
-        None, "model",
+        None,
+        "model",
         "Hub id (`org/name`), a directory, `package:NAME` (a model that an installed Python package carries) "
         "or `generated:NAME` (a tiny model made on the spot).",
     )
-    revision: str | None = _setting(None, "model", "Branch, tag or commit on the hub; a branch is pinned to its commit and said so.")
+    revision: str | None = _setting(
+        None, "model", "Branch, tag or commit on the hub; a branch is pinned to its commit and said so."
+    )
     served_model_name: str | None = _setting(None, "model", "Name that clients use; default: the model's own.")
     quantization: str = _setting("auto", "model", "sglang's --quantization; auto reads the checkpoint.")
 
     verify: Literal["recorded", "quick", "full"] = _setting(
-        "recorded", "weights", "recorded: trust a recorded verdict, else hash everything once; quick: headers and sizes; full: hash every byte."
+        "recorded",
+        "weights",
+        "recorded: trust a recorded verdict, else hash everything once; quick: headers and sizes; full: hash every byte.",
     )
     verify_max_age: Duration = _setting("30d", "weights", "A recorded verdict older than this is not trusted.")
     offline: Switch = _setting(False, "weights", "Make no network call for weights at all.")
     download_workers: PositiveInt = _setting(8, "weights", "Files fetched at the same time.")
-    download_stall_timeout: Duration = _setting("2m", "weights", "No new bytes for this long: the download is restarted, then another path is taken.")
-    download_max_rate: Size = _setting(0, "weights", "Bytes per second that a download may take, for shared links; 0: no limit.")
+    download_stall_timeout: Duration = _setting(
+        "2m", "weights", "No new bytes for this long: the download is restarted, then another path is taken."
+    )
+    download_max_rate: Size = _setting(
+        0, "weights", "Bytes per second that a download may take, for shared links; 0: no limit."
+    )
     manifest: Path | None = _setting(None, "weights", "File with size and digest of every file of the pinned revision.")
 
     tp: Auto | PositiveInt = _setting("auto", "parallelism", "Tensor parallel size, over all nodes.")
@@ -96,45 +105,75 @@ class Settings(BaseSettings):
     context_length: Auto | PositiveInt = _setting("auto", "memory", "Longest prompt plus answer, in tokens.")
     max_running_requests: Auto | PositiveInt = _setting("auto", "memory", "Requests decoded at the same time.")
     kv_cache_dtype: str = _setting("auto", "memory", "sglang's --kv-cache-dtype, such as fp8_e4m3 or bfloat16.")
-    chunked_prefill_size: Auto | int = _setting("auto", "memory", "Prompt tokens computed in one step; -1: whole prompts.")
-    cuda_graph_max_bs: Auto | Annotated[int, Field(ge=0)] = _setting("auto", "memory", "Largest decode batch captured as a CUDA graph; 0: no graphs.")
+    chunked_prefill_size: Auto | int = _setting(
+        "auto", "memory", "Prompt tokens computed in one step; -1: whole prompts."
+    )
+    cuda_graph_max_bs: Auto | Annotated[int, Field(ge=0)] = _setting(
+        "auto", "memory", "Largest decode batch captured as a CUDA graph; 0: no graphs."
+    )
     mem_fraction_static: Auto | Annotated[float, Field(gt=0, lt=1)] = _setting(
         "auto", "memory", "Share of the memory free at start that weights and KV cache take; computed when auto."
     )
-    memory_margin: Size = _setting("1GiB", "memory", "Bytes per GPU that the plan leaves free on top of what it accounts for.")
-    gpu_inventory: Path | None = _setting(None, "memory", "Recorded inventory (relaunch hardware --json): plan for a box that is not here.")
+    memory_margin: Size = _setting(
+        "1GiB", "memory", "Bytes per GPU that the plan leaves free on top of what it accounts for."
+    )
+    gpu_inventory: Path | None = _setting(
+        None, "memory", "Recorded inventory (relaunch hardware --json): plan for a box that is not here."
+    )
 
     attention_backend: str = _setting("auto", "kernels", "sglang's --attention-backend.")
     moe_runner_backend: str = _setting("auto", "kernels", "sglang's --moe-runner-backend.")
     fp4_gemm_backend: str = _setting("auto", "kernels", "sglang's --fp4-gemm-backend.")
-    speculative: Literal["off", "mtp"] = _setting("off", "kernels", "Speculative decoding with the checkpoint's own MTP layer.")
+    speculative: Literal["off", "mtp"] = _setting(
+        "off", "kernels", "Speculative decoding with the checkpoint's own MTP layer."
+    )
 
     host: str = _setting("127.0.0.1", "serving", "Address that the engine listens on.")
     port: Port = _setting(30000, "serving", "Port that the engine listens on.")
     api_key: str | None = _setting(None, "serving", "Key that clients must send.", secret=True)
-    engine_args: str = _setting("", "serving", "Extra sglang flags; they win over the plan and are checked before anything starts.")
+    engine_args: str = _setting(
+        "", "serving", "Extra sglang flags; they win over the plan and are checked before anything starts."
+    )
     device: Literal["auto", "cuda", "cpu"] = _setting("auto", "serving", "Where the engine runs.")
 
     max_restarts: Annotated[int, Field(ge=0)] = _setting(5, "healing", "Restarts allowed within RESTART_WINDOW.")
-    restart_window: Duration = _setting("1h", "healing", "Window of the restart budget; this long of stable running gives it back.")
-    backoff_initial: Duration = _setting("2s", "healing", "Wait before the second restart in a row; doubles up to BACKOFF_MAX.")
+    restart_window: Duration = _setting(
+        "1h", "healing", "Window of the restart budget; this long of stable running gives it back."
+    )
+    backoff_initial: Duration = _setting(
+        "2s", "healing", "Wait before the second restart in a row; doubles up to BACKOFF_MAX."
+    )
     backoff_max: Duration = _setting("5m", "healing", "Longest wait between restarts.")
     startup_timeout: Duration = _setting("60m", "healing", "Spawn to READY may take this long.")
-    stage_stall_timeout: Duration = _setting("10m", "healing", "A start-up stage without any progress and without a compiler at work is stuck after this long.")
-    hang_timeout: Duration = _setting("60s", "healing", "Tokens stop while requests wait, or an idle canary gets no answer, for this long.")
-    canary: Switch = _setting(True, "healing", "Send a short known request after the start and when idle, and check that its answer is sane.")
+    stage_stall_timeout: Duration = _setting(
+        "10m",
+        "healing",
+        "A start-up stage without any progress and without a compiler at work is stuck after this long.",
+    )
+    hang_timeout: Duration = _setting(
+        "60s", "healing", "Tokens stop while requests wait, or an idle canary gets no answer, for this long."
+    )
+    canary: Switch = _setting(
+        True, "healing", "Send a short known request after the start and when idle, and check that its answer is sane."
+    )
     canary_interval: Duration = _setting("5m", "healing", "Time between canaries on an idle server.")
     drain_timeout: Duration = _setting("60s", "healing", "Time that running requests get to finish after SIGTERM.")
     learn: Switch = _setting(True, "healing", "Remember what worked and what a real boot measured.")
-    on_give_up: Literal["exit", "hold"] = _setting("exit", "healing", "hold: stay up without an engine, explaining why, until SIGTERM.")
+    on_give_up: Literal["exit", "hold"] = _setting(
+        "exit", "healing", "hold: stay up without an engine, explaining why, until SIGTERM."
+    )
 
     control_host: str = _setting("127.0.0.1", "operations", "Address of the control port.")
     control_port: Port = _setting(30001, "operations", "Port of the control port: probes, metrics, status page.")
-    control_token: str | None = _setting(None, "operations", "Bearer token for everything on the control port but the probes.", secret=True)
+    control_token: str | None = _setting(
+        None, "operations", "Bearer token for everything on the control port but the probes.", secret=True
+    )
     state_dir: Path = _setting("", "operations", "Verified weights, known-good settings, post-mortems.")
     cache_dir: Path = _setting("", "operations", "Compiled kernels and generated models.")
     log_format: Literal["text", "json"] = _setting("text", "operations", "Format of relaunch's own log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "operations", "Least severe of relaunch's own log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "operations", "Least severe of relaunch's own log lines."
+    )
 
     @field_validator("state_dir", mode="before")
     @classmethod
@@ -148,7 +187,12 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `load` gives one layer per origin, highest first, so that where a value came from stays known.
         assert isinstance(init_settings, InitSettingsSource)
@@ -249,7 +293,8 @@ def load(environ: Mapping[str, str], presets: Mapping[str, str], chosen: str | N
             raise config_rejected(f"{PREFIX}PRESET={preset} names no file of env/", hint)
         preset_values, passed = _from_preset(preset, presets[preset])
     sources = {
-        field: "environment" if field in given else "preset" if field in preset_values else "default" for field in RECORDS
+        field: "environment" if field in given else "preset" if field in preset_values else "default"
+        for field in RECORDS
     }
     try:
         settings = Settings(layers=({"preset": preset, **given}, preset_values))  # type: ignore[call-arg]
@@ -284,7 +329,9 @@ def _read_secret(name: str, path: str) -> str:
         text = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise unreadable(f"{name}={path} cannot be read: {reason}", "mount the secret file, readable for this user") from None
+        raise unreadable(
+            f"{name}={path} cannot be read: {reason}", "mount the secret file, readable for this user"
+        ) from None
     if not text:
         raise config_rejected(f"{name}={path} is empty", "write the secret into it")
     return text

@@ -7,9 +7,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from .control.status import Status
 from .engine import canary
+from .engine.canary import Failure
 from .engine.client import EngineClient
 from .engine.log import Progress, StageBegun, StageEnded, TokenActivity
 from .engine.run import Run
@@ -26,8 +28,8 @@ class Alarm:
     """``hang``: startup or serving; ``canary``: what the answer was. One of the two is set."""
 
     reason: str
-    hang: str | None = None
-    canary: str | None = None
+    hang: Literal["startup", "serving"] | None = None
+    canary: Failure | None = None
 
 
 async def watch_start(run: Run, settings: Settings, seen: Callable[[], object | None]) -> Alarm:

@@ -82,7 +82,11 @@ def _judge_embedding(vector: Any, reference: tuple[float, ...]) -> Verdict:
     if norm == 0:
         return Verdict("degenerate", "the embedding is all zeros")
     if len(reference) == len(vector):
-        likeness = sum(a * b for a, b in zip(vector, reference, strict=True)) / norm / math.sqrt(sum(b * b for b in reference))
+        likeness = (
+            sum(a * b for a, b in zip(vector, reference, strict=True)) / norm / math.sqrt(sum(b * b for b in reference))
+        )
         if likeness < 0.99:
-            return Verdict("degenerate", f"the embedding of the same text moved: cosine {likeness:.3f} to the first one")
+            return Verdict(
+                "degenerate", f"the embedding of the same text moved: cosine {likeness:.3f} to the first one"
+            )
     return Verdict(None, "sane", reference or tuple(vector))

@@ -16,6 +16,9 @@ from ..settings import PREFIX, Loaded
 
 MARK = "RELAUNCH_RUN_ID"
 
+# After the interpreter; -P keeps the working directory out of the import path.
+LAUNCHER = ("-P", "-m", "sglang.launch_server")
+
 # Set unless the operator has set them. The first two turn 65 s of dying into 0.6 s; the supervisor takes
 # its own stack dump of a hang before it kills anything.
 DEFAULTS = {
@@ -52,7 +55,7 @@ class Command:
 def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Path) -> Command:
     """The command for ``plan``. ``model_path``: the snapshot directory (or the model's id before it is there)."""
     settings = loaded.settings
-    argv = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", str(model_path)]
+    argv = [sys.executable, *LAUNCHER, "--model-path", str(model_path)]
     if settings.served_model_name:
         argv += ["--served-model-name", settings.served_model_name]
     argv += ["--host", settings.host, "--port", str(settings.port)]
@@ -95,7 +98,10 @@ def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:
 def cache_key(inventory: Inventory) -> str:
     """Twelve hex digits over engine packages, driver, GPU kind and Python."""
     sms = sorted({gpu.sm for gpu in inventory.gpus})
-    parts = [f"{name}={package_version(name)}" for name in ("sglang", "torch", "flashinfer-python", "triton", "sglang-kernel")]
+    parts = [
+        f"{name}={package_version(name)}"
+        for name in ("sglang", "torch", "flashinfer-python", "triton", "sglang-kernel")
+    ]
     parts += [f"driver={inventory.driver}", f"sm={sms}", f"python={sys.version_info[:2]}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 

@@ -49,7 +49,11 @@ def require_free(host: str, port: int, setting: str) -> None:
 def taken(port: int, setting: str) -> Stop:
     owner = holder(port)
     by = f" by {owner}" if owner else ""
-    return Stop("port_in_use", f"port {port} ({setting}) is already in use{by}", f"end that process or set {setting} to a free port")
+    return Stop(
+        "port_in_use",
+        f"port {port} ({setting}) is already in use{by}",
+        f"end that process or set {setting} to a free port",
+    )
 
 
 def refused(error: OSError, host: str, port: int, setting: str) -> Stop:
@@ -58,7 +62,10 @@ def refused(error: OSError, host: str, port: int, setting: str) -> Stop:
     from ..errors import config_rejected
 
     where = setting.replace("PORT", "HOST")
-    return config_rejected(f"{host}:{port} ({where}, {setting}) cannot be bound: {error.strerror}", f"set {where} to an address of this machine")
+    return config_rejected(
+        f"{host}:{port} ({where}, {setting}) cannot be bound: {error.strerror}",
+        f"set {where} to an address of this machine",
+    )
 
 
 def holder(port: int) -> str | None:

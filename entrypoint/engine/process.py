@@ -26,7 +26,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
-COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "nvlink", "cc1plus", "ld", "g++", "gcc"})
+COMPILERS = frozenset(
+    {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "nvlink", "cc1plus", "ld", "g++", "gcc"}
+)
 
 
 def become_subreaper() -> None:
@@ -70,8 +72,12 @@ class Engine:
         self.pid = self._process.pid
         self._main = psutil.Process(self.pid)
         self._known: dict[int, psutil.Process] = {self.pid: self._main}
+        self.ever: set[int] = {self.pid}
         self._pidfds: dict[int, int] = {}
-        self._output: asyncio.Future[None] | None = None
+        self._titles: dict[int, str] = {}
+        # Seconds between two looks at the tree. A serving engine starts no processes of its own any more, and
+        # the ends of those that it needs are told by the kernel at once.
+        self.census_every = 0.5
 
     # -- watching ---------------------------------------------------------------------------------------
 
@@ -120,13 +126,16 @@ class Engine:
     async def _census_forever(self, on_end: Callable[[Ended], None]) -> None:
         while True:
             for process in self.census():
-                role = _vital_role(process) if process.pid != self.pid else None
+                role = self._role(process) if process.pid != self.pid else None
                 if role and process.pid not in self._pidfds:
-                    ended = Ended(role, process.pid, None)
-                    self._watch(process.pid, lambda ended=ended: on_end(ended))  # type: ignore[misc]
+                    self._watch(process.pid, self._told(process.pid, role, on_end))
             self._shm.note(self._known)
             self.reap()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(self.census_every)
+
+    def _told(self, pid: int, role: str, on_end: Callable[[Ended], None]) -> Callable[[], None]:
+        """A child is watched before it has its title, and told by it when it ends."""
+        return lambda: on_end(Ended(self._titles.get(pid, role), pid, None))
 
     def _watch(self, pid: int, callback: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -151,7 +160,11 @@ class Engine:
         for process in psutil.process_iter():
             if process.pid not in self._known and self._belongs(process, thorough):
                 self._known[process.pid] = process
-        self._known = {pid: p for pid, p in self._known.items() if pid == self.pid or p.is_running()}
+                self.ever.add(process.pid)
+        gone = [pid for pid, p in self._known.items() if pid != self.pid and not p.is_running()]
+        for pid in gone:
+            del self._known[pid]
+            self._titles.pop(pid, None)
         return [p for p in self._known.values() if _alive(p)]
 
     def _belongs(self, process: psutil.Process, thorough: bool) -> bool:
@@ -167,11 +180,16 @@ class Engine:
 
     def stopped(self) -> list[str]:
         """Vital processes that are stopped by a signal (SIGSTOP, a debugger)."""
-        return [
-            f"{_vital_role(p) or 'main'} (pid {p.pid})"
-            for p in self._known.values()
-            if (p.pid == self.pid or _vital_role(p)) and _status(p) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        ]
+        watched = [(p, "main" if p.pid == self.pid else self._role(p)) for p in self._known.values()]
+        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return [f"{role} (pid {p.pid})" for p, role in watched if role and _status(p) in stopped]
+
+    def _role(self, process: psutil.Process) -> str | None:
+        """Like `_vital_role`; a title, once set, is not read again."""
+        role = self._titles.get(process.pid) or _vital_role(process)
+        if role and role != "worker":
+            self._titles[process.pid] = role
+        return role
 
     def compiling(self) -> list[str]:
         """Compilers at work below us: start-up is slow then, not stuck."""
@@ -180,7 +198,7 @@ class Engine:
 
     def vital(self) -> list[psutil.Process]:
         """Main and the processes that it cannot live without."""
-        return [p for p in self.census() if p.pid == self.pid or _vital_role(p)]
+        return [p for p in self.census() if p.pid == self.pid or self._role(p)]
 
     def bytes_read(self) -> int:
         """Bytes that the tree has read from storage so far: loading that makes progress."""

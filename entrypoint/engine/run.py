@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import log
+from .host_signs import HostSigns
 from .process import Ended, Engine
 from .scrub import Scrubber
 
@@ -31,6 +32,7 @@ class Run:
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
     stage: str = "imports"
+    signs: HostSigns = field(default_factory=HostSigns)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

@@ -231,7 +231,7 @@ def step(state: State, event: Event, now: float) -> Result:
             return replace(state, phase=Phase.PROBING, since=now), (Action(Do.PROBE),)
         case Phase.PROBING, ProbePassed():
             return _enter(state, Phase.READY, now, wait=STABLE_AFTER), (Action(Do.RECORD_READY),)
-        case (Phase.STARTING | Phase.PROBING | Phase.READY), (EngineEnded() | Unhealthy()):
+        case ((Phase.STARTING | Phase.PROBING | Phase.READY), (EngineEnded() | Unhealthy())):
             stable = state.phase is Phase.READY and now - state.since >= STABLE_AFTER
             return _end_engine(replace(state, in_a_row=0) if stable else state, now)
         case Phase.DRAINING, (EngineEnded() | Unhealthy()):
@@ -314,7 +314,11 @@ def _diagnosed(state: State, event: Diagnosed, now: float) -> Result:
         spent = f"{event.reason}; {len(recent)} restarts within the window did not help"
         return _give_up(named, Refused(event.cause, spent, event.next_step, BUDGET_EXIT), now)
     # The first restart in a row is immediate, the second waits backoff_initial, and so on.
-    delay = min(state.limits.backoff_max, state.limits.backoff_initial * 2.0 ** (state.in_a_row - 1)) if state.in_a_row else 0.0
+    delay = (
+        min(state.limits.backoff_max, state.limits.backoff_initial * 2.0 ** (state.in_a_row - 1))
+        if state.in_a_row
+        else 0.0
+    )
     counted = replace(named, restarts=(*recent, now), in_a_row=state.in_a_row + 1)
     return _enter(counted, Phase.RECOVERING, now), (Action(Do.RECOVER, delay),)
 

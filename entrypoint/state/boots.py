@@ -84,5 +84,7 @@ class Boots:
 
     def typical_seconds(self, fingerprint: str) -> float | None:
         """Median spawn-to-ready of the last boots with the same fingerprint, else None."""
-        took = sorted(b.ready_at - b.started_at for b in self.read() if b.fingerprint == fingerprint and b.ready_at)[-9:]
+        took = sorted(b.ready_at - b.started_at for b in self.read() if b.fingerprint == fingerprint and b.ready_at)[
+            -9:
+        ]
         return took[len(took) // 2] if took else None
