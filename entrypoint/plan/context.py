@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..checkpoint_geometry import number, text_config
 
 # sglang utils/hf_transformers/common.py:CONTEXT_LENGTH_KEYS, in its order.
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
@@ -24,17 +25,9 @@ EMBEDDING_ARCHITECTURES = frozenset(
 
 # Encoders attend in both directions: no radix cache, no chunks.
 ENCODERS = frozenset(
-    {"BertModel", "Contriever", "BertForSequenceClassification", "XLMRobertaModel", "XLMRobertaForSequenceClassification"}
-)
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a multimodal config, else the config itself."""
-    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
-        part = config.get(key)
-        if isinstance(part, Mapping) and part.get("hidden_size"):
-            return part
-    return config
+    {"BertModel", "Contriever", "BertForSequenceClassification", "XLMRobertaModel",
+     "XLMRobertaForSequenceClassification"}
+)  # fmt: skip
 
 
 def derived_context(config: Mapping[str, Any]) -> int:
@@ -44,18 +37,12 @@ def derived_context(config: Mapping[str, Any]) -> int:
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     factor: float = 1
     if isinstance(scaling, Mapping) and "original_max_position_embeddings" not in scaling:
-        kind = scaling.get("rope_type", scaling.get("type"))
-        factor = 1 if kind == "llama3" else number(scaling.get("factor"), 1)
+        factor = 1 if scaling.get("rope_type") == "llama3" else number(scaling.get("factor"), 1)
     for key in (*CONTEXT_KEYS, "n_positions", "n_ctx"):
-        value = text.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        value = number(text.get(key), 0)
+        if value:
             return int(factor * value)
     return 2048
-
-
-def number(value: Any, default: float) -> float:
-    """``value`` when it is a positive number, else ``default``: configs hold nulls and strings."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else default
 
 
 def is_embedding(checkpoint: Checkpoint, asked: object = None) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..checkpoint import Checkpoint
 from ..hardware import Inventory
 from .command import Command
-from .context import ENCODERS, derived_context, is_embedding, number, text_config
+from ..checkpoint_geometry import number, text_config
+from .context import ENCODERS, derived_context, is_embedding
 from .parts import Choices, model_document, parallel_document, refusal_for_context
 from .plan import Plan
 from .wish import Wishes
