@@ -26,7 +26,6 @@ from typing import Any
 
 from . import childfaults, hashing, layout, locks
 
-ATTEMPTS = 5
 RATE_LIMIT_ATTEMPTS = 6
 LONGEST_WAIT = 900.0
 CHUNK = 1 << 20
@@ -144,7 +143,7 @@ def _client(out: Out, max_rate: float) -> None:
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK
 
 
-def _patiently(out: Out, work: Any, stop: threading.Event, what: str) -> Any:
+def _patiently(out: Out, work: Any, stop: threading.Event, what: str, attempts: int) -> Any:
     """Run ``work`` again after what may pass: time-outs, 5xx, broken bodies, and a rate limit after its own wait."""
     failures = limited = 0
     while True:
@@ -162,7 +161,7 @@ def _patiently(out: Out, work: Any, stop: threading.Event, what: str) -> Any:
         else:
             failures += 1
             wait = min(20.0, 0.5 * 2**failures)
-            if failures >= ATTEMPTS:
+            if failures >= attempts:
                 raise fault
         out.event("wait", seconds=wait, kind=fault.kind, text=f"{what}: {fault.text}")
         if stop.wait(wait):
@@ -176,9 +175,12 @@ def _tree(request: dict[str, Any], out: Out) -> None:
     from huggingface_hub.hf_api import RepoFile
 
     api, repo, revision, stop = HfApi(), request["repo"], request["revision"], threading.Event()
+    attempts = int(request["attempts"])
     commit = revision
     if len(revision) != 40:
-        commit = _patiently(out, lambda: api.model_info(repo, revision=revision, timeout=30).sha, stop, "revision")
+        commit = _patiently(
+            out, lambda: api.model_info(repo, revision=revision, timeout=30).sha, stop, "revision", attempts
+        )
     storage = Path(request["storage"])
 
     def listing() -> dict[str, Any]:
@@ -190,7 +192,7 @@ def _tree(request: dict[str, Any], out: Out) -> None:
             for f in api.list_repo_tree(repo, recursive=True, revision=commit) if isinstance(f, RepoFile)
         }  # fmt: skip
 
-    entries = read_tree_cache(str(storage), commit) or _patiently(out, listing, stop, "listing")
+    entries = read_tree_cache(str(storage), commit) or _patiently(out, listing, stop, "listing", attempts)
     if request.get("write"):
         write_tree_cache(str(storage), commit, entries)
         _readable(storage / "trees" / f"{commit}.json")
@@ -213,6 +215,7 @@ class Fetch:
         self.files: list[list[Any]] = request["files"]
         self.workers = int(request["workers"])
         self.branch = request.get("branch")
+        self.attempts = int(request["attempts"])
         self.out = out
         self.stop = threading.Event()
 
@@ -240,7 +243,7 @@ class Fetch:
         if self.stop.is_set():
             raise Skipped
         for attempt in range(2):
-            _patiently(self.out, lambda: self.download(path), self.stop, path)
+            _patiently(self.out, lambda: self.download(path), self.stop, path, self.attempts)
             root = layout.snapshot(self.storage, self.commit)
             kind, wanted = (algo, digest) if algo and digest else self.named(root / path)
             result = hashing.hash_file(root, path, kind, hashing.Counter(), self.stop)

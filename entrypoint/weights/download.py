@@ -25,6 +25,7 @@ RESTARTS_BEFORE_HTTP = 1
 MAX_STALLS = 3
 MAX_DEATHS = 3
 POLL_SECONDS = 0.25
+ATTEMPTS = 5  # tries of one request, over about 15 s, before the hub counts as down
 
 
 @dataclass
@@ -52,7 +53,14 @@ class Job:
 
 async def tree(hub: Hub, repo: str, revision: str, *, write: bool) -> tuple[str, Manifest]:
     """Ask the hub which commit ``revision`` is and what it holds. Raises Stop."""
-    request = {"op": "tree", "repo": repo, "revision": revision, "storage": str(hub.folder(repo)), "write": write}
+    request = {
+        "op": "tree",
+        "repo": repo,
+        "revision": revision,
+        "storage": str(hub.folder(repo)),
+        "write": write,
+        "attempts": ATTEMPTS,
+    }
     async with Worker(request, child_environ(hub, xet=False)) as worker:
         async for event in worker.events():
             if event["event"] == "tree":
@@ -93,8 +101,9 @@ async def fetch(job: Job, files: Sequence[Entry]) -> None:
             if end == "stalled":
                 stalls += 1
                 lock = await asyncio.to_thread(locks.holder, job.hub.cache, job.storage, set())
-                if stalls >= MAX_STALLS:
-                    raise _stalled(job, watch, lock)
+                if lock or stalls >= MAX_STALLS:
+                    # Another process that holds a lock and moves nothing: starting again would only wait again.
+                    raise _stalled(job, watch, lock, stalls)
                 how = "" if xet and stalls <= RESTARTS_BEFORE_HTTP else " over plain HTTP"
                 job.say(f"no new bytes for {format_duration(job.settings.download_stall_timeout)}: "
                         f"the download is started again{how}")  # fmt: skip
@@ -116,6 +125,7 @@ async def _once(job: Job, left: dict[str, Entry], watch: Watch, *, xet: bool) ->
     workers = settings.download_workers if locks.supported(job.hub.cache) else 1
     request = {
         "op": "fetch", "repo": job.repo, "commit": job.commit, "branch": job.branch, "workers": workers,
+        "attempts": ATTEMPTS,
         "cache": str(job.hub.cache), "storage": str(job.storage), "max_rate": settings.download_max_rate,
         "files": [[e.path, e.size, e.algo, e.digest] for e in left.values()],
     }  # fmt: skip
@@ -170,7 +180,8 @@ def _take(job: Job, event: dict[str, Any], left: dict[str, Entry], watch: Watch)
     elif kind == "bad":
         raise Stop(
             "weights_corrupt",
-            f"{job.repo}: {event['path']} came twice with {event['algo']} {event['digest']} instead of {event['wanted']}",
+            f"{job.repo}: {event['path']} came twice with "
+            f"{event['algo']} {event['digest']} instead of {event['wanted']}",
             "the hub, a mirror or a proxy serves wrong bytes: check HF_ENDPOINT, or RELAUNCH_MANIFEST if you gave one",
         )
     elif kind == "error":
@@ -275,11 +286,11 @@ def clean(job: Job) -> None:
             job.say(f"removed {files} unfinished files ({format_bytes(freed)}) that no process was working on")
 
 
-def _stalled(job: Job, watch: Watch, lock: tuple[Path, int] | None) -> Stop:
+def _stalled(job: Job, watch: Watch, lock: tuple[Path, int] | None, stalls: int) -> Stop:
     where = f"; the lock {lock[0]} is held by process {lock[1]}" if lock else ""
     return Stop(
         "download_stalled",
-        f"{job.repo}: no new bytes for {format_duration(job.settings.download_stall_timeout)}, {MAX_STALLS} times, "
+        f"{job.repo}: no new bytes for {format_duration(job.settings.download_stall_timeout)}, {stalls} times, "
         f"{watch.files} of {watch.files_total} files fetched{where}",
         "stop that process" if lock else "check the network and HTTPS_PROXY; what was fetched is kept",
     )

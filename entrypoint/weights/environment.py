@@ -7,9 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import Stop, config_rejected, unreadable
-from ..settings import Loaded
+
+if TYPE_CHECKING:
+    from ..settings import Loaded
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _FALSE = {"", "0", "OFF", "NO", "FALSE"}

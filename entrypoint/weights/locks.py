@@ -57,6 +57,7 @@ def supported(cache: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno in (errno.EAGAIN, errno.EACCES, errno.EROFS, errno.EPERM)
+    probe.unlink(missing_ok=True)
     return True
 
 

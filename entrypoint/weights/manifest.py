@@ -116,7 +116,7 @@ def from_links(root: Path) -> Manifest:
 
 
 def from_metadata(root: Path) -> Manifest:
-    """Digests that `hf download --local-dir` left in ``.cache/huggingface/download/<file>.metadata``: commit, etag, time."""
+    """Digests that `hf download --local-dir` left in ``.cache/huggingface/download/<file>.metadata``."""
     place = root / ".cache" / "huggingface" / "download"
     entries = {}
     for file in sorted(place.rglob("*.metadata")) if place.is_dir() else ():

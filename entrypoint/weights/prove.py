@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import hashing, quick, records
+from . import hashing, host, quick, records
 from . import manifest as manifests
 from .common import Entry, FileState, Level, Located, Manifest, Progress
 
 OnProgress = Callable[[Progress], None]
+
+# Hashing warms the page cache, which the load is glad of, unless the checkpoint would push everything else out.
+CACHE_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,6 @@ class Rules:
     max_age: float
     weights: bool = True
     threads: int = 0
-    keep_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,27 @@ def prove(
 
 def _full(
     located: Located, manifest: Manifest, states: dict[str, FileState], kept: dict[str, records.Proven],
-    before: Mapping[str, records.Proven], rules: Rules, stop: threading.Event, on_progress: OnProgress | None, now: float,
+    before: Mapping[str, records.Proven], rules: Rules, stop: threading.Event,
+    on_progress: OnProgress | None, now: float,
 ) -> Verdict:  # fmt: skip
     """Hash what is not in ``kept``, and remember the whole. ``before``: digests of an earlier verdict."""
     root = located.path
     assert root is not None
     jobs = [(p, _algo(manifest.entries.get(p)), s.size) for p, s in states.items() if p not in kept]
     total = sum(size for _, _, size in jobs)
+    keep_cache = total <= CACHE_SHARE * host.available_memory()
 
     def report(done: int, files: int, rate: float) -> None:
         if on_progress:
             on_progress(Progress("verify", done, total, files, len(jobs), rate))
 
     results = hashing.hash_files(
-        root, jobs, stop, threads=rules.threads, keep_cache=rules.keep_cache, on_progress=report
+        root,
+        jobs,
+        stop,
+        threads=rules.threads,
+        keep_cache=keep_cache,
+        on_progress=report,
     )
     proven = dict(kept)
     notes: list[str] = []

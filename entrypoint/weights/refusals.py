@@ -38,7 +38,7 @@ def stop_for(event: Mapping[str, Any], hub: Hub, repo: str, revision: str) -> St
         ),
         "bad_token": (
             "hub_gated",
-            f"{hub.endpoint} refuses the token (HTTP 401)" if hub.token else f"{hub.endpoint} asks for a token (HTTP 401)",
+            f"{hub.endpoint} {'refuses the' if hub.token else 'asks for a'} token (HTTP 401)",
             "set HF_TOKEN to a valid token; a wrong one breaks public models too" if hub.token else "set HF_TOKEN",
         ),
         "forbidden": ("hub_gated", f"{hub.endpoint} forbids {repo} (HTTP 403): {text}",

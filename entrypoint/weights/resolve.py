@@ -102,4 +102,4 @@ def _remember(loaded: Loaded, repo: str, branch: str | None, commit: str, listin
 def _not_here(hub: Hub, repo: str, revision: str) -> Stop:
     why = "offline was asked for" if hub.offline else "the hub was not asked"
     return Stop("weights_missing", f"{repo} at {revision} is not in {hub.cache} and {why}",
-                f"run `relaunch weights fetch` on a host with a network, or let {hub.setting} name the right cache")  # fmt: skip
+                f"run `relaunch weights fetch` with a network, or let {hub.setting} name the right cache")  # fmt: skip

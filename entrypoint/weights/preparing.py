@@ -152,7 +152,11 @@ class Session:
             phase=phase, on_proven=self._saver(located),
         )  # fmt: skip
         # The room is asked for before anything is removed: a half repair would leave less than there was.
-        await asyncio.to_thread(download.prepare_cache, job, entries)
+        try:
+            await asyncio.to_thread(download.prepare_cache, job, entries)
+        except Stop as stop:
+            message = f"{located.model}: {verdicts.named(verdict.bad)}: {stop.message}"
+            raise Stop(stop.cause, message, stop.next_step) from None
         links = [state for state in absent if "link" in (state.reason or "")]
         removed = await asyncio.to_thread(repairing.remove, self.hub, located, [*damaged, *links])
         if damaged:
