@@ -2,94 +2,144 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import socket
-from collections.abc import Callable, Iterator
-from inspect import iscoroutinefunction
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from .gpus import Gpus
+from .snapshot import snapshot
 from .status import Status
+from .stream import Stream
 
-# Probes stay open: an orchestrator has no token.
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz"})
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+# A second scrape within this time gets the text of the first.
+METRICS_TTL = 0.5
+_PAGE = Path(__file__).with_name("page.html")
+# The page loads nothing from anywhere and talks to this port alone.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
-def build(status: Status, history: Callable[[], dict[str, Any]], token: str | None) -> Starlette:
-    """``history`` returns the document of `/history`."""
+def build(
+    status: Status, history: Callable[[], dict[str, Any]], token: str | None, gpus: Gpus | None = None
+) -> Starlette:
+    """``history`` returns the document of `/history`; it may read files. ``token``: asked for everything but the
+    probes and the page's own empty frame."""
+    port = _Port(status, history, gpus or Gpus())
 
-    async def livez(_: Request) -> Response:
+    def guarded(endpoint: Endpoint) -> Endpoint:
+        return endpoint if token is None else _guard(endpoint, token)
+
+    open_routes = {"/livez": port.livez, "/readyz": port.readyz, "/startupz": port.startupz, "/": port.page}
+    closed_routes = {
+        "/plan": port.plan,
+        "/history": port.history,
+        "/metrics": port.metrics,
+        "/status": port.status,
+        "/events": port.events,
+    }
+    routes = [Route(path, endpoint) for path, endpoint in open_routes.items()]
+    routes += [Route(path, guarded(endpoint)) for path, endpoint in closed_routes.items()]
+    app = Starlette(routes=routes)
+    app.state.close = port.stream.close
+    return app
+
+
+class _Port:
+    """The endpoints. Each answers from memory; what reads files or NVML does so in a thread."""
+
+    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: Gpus) -> None:
+        self._status, self._history, self._gpus = status, history, gpus
+        self.stream = Stream(self._snapshot)
+        self._metrics: tuple[float, bytes] = (float("-inf"), b"")
+        self._page: str | None = None
+
+    async def livez(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(_: Request) -> Response:
-        return JSONResponse(status.readyz(), 200 if status.ready else 503)
+    async def readyz(self, _: Request) -> Response:
+        return JSONResponse(self._status.readyz(), 200 if self._status.ready else 503)
 
-    async def startupz(_: Request) -> Response:
-        return JSONResponse(status.startupz(), 200 if status.started else 503)
+    async def startupz(self, _: Request) -> Response:
+        return JSONResponse(self._status.startupz(), 200 if self._status.started else 503)
 
-    async def plan(_: Request) -> Response:
-        if status.plan is None:
-            return JSONResponse({"error": "no plan yet", "phase": status.phase}, 503)
-        return JSONResponse(status.plan)
+    async def plan(self, _: Request) -> Response:
+        if self._status.plan is None:
+            return JSONResponse({"error": "no plan yet", "phase": self._status.phase}, 503)
+        return JSONResponse(self._status.plan)
 
-    def history_page(_: Request) -> Response:  # reads files: starlette runs it in a thread
-        return JSONResponse(history())
+    async def history(self, _: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(self._history))
 
-    def metrics(_: Request) -> Response:
-        from .metrics import render
+    async def metrics(self, _: Request) -> Response:
+        from .metrics import CONTENT_TYPE, render
 
-        body, content_type = render(status)
-        return Response(body, media_type=content_type)
+        now = time.monotonic()
+        at, body = self._metrics
+        if now - at > METRICS_TTL:
+            body = render(self._status, self._gpus.latest())
+            self._metrics = (now, body)
+        return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
-    def guarded(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        if token is None:
-            return handler
-        return _Guard(handler, token)
+    async def status(self, _: Request) -> Response:
+        return JSONResponse(await self._snapshot())
 
-    routes = [
-        Route("/livez", livez),
-        Route("/readyz", readyz),
-        Route("/startupz", startupz),
-        Route("/plan", guarded(plan)),
-        Route("/history", guarded(history_page)),
-        Route("/metrics", guarded(metrics)),
-    ]
-    return Starlette(routes=routes)
+    async def events(self, _: Request) -> Response:
+        if self.stream.full:
+            return JSONResponse({"error": "too many viewers"}, 503, {"Retry-After": "30"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self.stream.follow(), media_type="text/event-stream", headers=headers)
+
+    async def page(self, _: Request) -> Response:
+        if self._page is None:
+            self._page = await asyncio.to_thread(_PAGE.read_text, "utf-8")
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+
+    async def _snapshot(self) -> dict[str, Any]:
+        history = await asyncio.to_thread(self._history)
+        return snapshot(self._status, history, self._gpus.latest())
 
 
-class _Guard:
-    """Bearer token before an endpoint. Answers 401 without saying what was wrong."""
+def _guard(endpoint: Endpoint, token: str) -> Endpoint:
+    """Bearer token before an endpoint. 401 does not say what was wrong."""
+    expected = token.encode()
 
-    def __init__(self, handler: Callable[[Request], Any], token: str) -> None:
-        self._handler = handler
-        self._token = token.encode()
+    async def check(request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
+            return JSONResponse({"error": "unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
+        return await endpoint(request)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive, send)
-        given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
-        if not hmac.compare_digest(given, self._token):
-            response: Response = JSONResponse({"error": "unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
-        else:
-            if iscoroutinefunction(self._handler):
-                response = await self._handler(request)
-            else:
-                response = await run_in_threadpool(self._handler, request)
-        await response(scope, receive, send)
+    return check
 
 
 class Server(uvicorn.Server):
-    """Leaves the signals to the supervisor."""
+    """Leaves the signals to the supervisor, and ends the open pages before it waits for connections."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        close: Callable[[], None] = self.config.app.state.close  # type: ignore[union-attr]
+        close()
+        await super().shutdown(sockets)
 
 
 def server(app: Starlette) -> Server:

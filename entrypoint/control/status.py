@@ -23,7 +23,11 @@ class Progress:
 
     def fraction(self) -> float | None:
         """How far the counted work of the present stage is, 0 to 1."""
-        for done, total in ((self.graphs, self.graphs_total), (self.shards, self.shards_total), (self.bytes, self.bytes_total)):
+        for done, total in (
+            (self.graphs, self.graphs_total),
+            (self.shards, self.shards_total),
+            (self.bytes, self.bytes_total),
+        ):
             if done is not None and total:
                 return min(1.0, done / total)
         return None
