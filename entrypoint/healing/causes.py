@@ -1,4 +1,4 @@
-"""The failure catalogue (`causes.toml`) as objects: causes with their actions, and the rules that name them."""
+"""The failure catalogue (`catalogue/*.toml`) as objects: causes with their actions, and the rules that name them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cause:
 class Rule:
     """Texts that show a cause. ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only
     counts there (empty: anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage
-    that was reached. See the head of `causes.toml` for ``weight``."""
+    that was reached. See the head of `catalogue/causes.toml` for ``weight``."""
 
     cause: str
     weight: int
@@ -54,17 +54,22 @@ class Catalogue:
         return cause if table is None else table.get(stage or "default", table["default"])
 
 
+# Of two rules that fit one line equally well, the one of the earlier file counts.
+_RULES = ("memory", "kernels", "running", "places", "asked")
+
+
 @cache
 def catalogue() -> Catalogue:
     """The catalogue that ships with the package; read once."""
-    data = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+    data = _read("causes") | _read("stages")
+    rules = [row for name in _RULES for row in _read(name)["rule"]]
     causes = {
         name: Cause(name, row["action"], row["stage"], row["summary"], row["next"])
         for name, row in data["cause"].items()
     }
     return Catalogue(
         causes,
-        tuple(_rule(row) for row in data["rule"]),
+        tuple(_rule(row) for row in rules),
         data["by_stage"],
         tuple((row["stage"], _compile(row["re"])) for row in data["frame"]),
         tuple((row["stage"], _compile(row["re"])) for row in data["mark"]),
@@ -74,6 +79,10 @@ def catalogue() -> Catalogue:
 def action_of(cause: str) -> str:
     """What healing does first about a cause. Raises KeyError for a name that is not in the list."""
     return catalogue().causes[cause].action
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "catalogue" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:

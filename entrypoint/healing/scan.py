@@ -188,7 +188,7 @@ class Scanner:
                 available = _AVAILABLE.search(text)
                 if available:
                     self.boot.numbers["free_in_capture"] = float(available[1]) * (1 << 30)
-                return "rror" not in text and "WARN" not in text
+                return stage != "jit_build" and "rror" not in text and "WARN" not in text
         return False
 
     def _set(self, writer: str, rank: int | None, stage: str, *, everyone: bool = False) -> None:
