@@ -73,6 +73,11 @@ def _parser() -> _Parser:
     what = reset.add_mutually_exclusive_group()
     what.add_argument("--learned", action="store_true", help="only known-good settings")
     what.add_argument("--jit-cache", action="store_true", help="only compiled kernels and tuning results")
+    warm = verb("warm", _warm, "compile ahead the kernels that the plan will use, without a GPU, into the cache")
+    warm.add_argument("--sm", type=int, metavar="N", help="such as 120; default: this box's GPUs, else 120")
+    warm.add_argument("--jobs", type=int, metavar="N", help="compiler jobs at a time; default: what the memory holds")
+    warm.add_argument("--check", action="store_true", help="say what is compiled already; compile nothing")
+    warm.add_argument("names", nargs="*", metavar="KERNEL", help="only these; default: all that the plan's route uses")
     verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
     return parser
 
@@ -216,6 +221,17 @@ def _reset(arguments: argparse.Namespace) -> int:
     finally:
         lock.release()
     return EXIT_OK
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    from . import warm
+
+    document, code = warm.run(os.environ, arguments.sm, arguments.names, arguments.jobs, arguments.check)
+    if arguments.json:
+        _print(document)
+    else:
+        warm.show(document)
+    return code
 
 
 def _restart(_: argparse.Namespace) -> int:

@@ -1,0 +1,63 @@
+"""Ready the caches of compiled kernels before an engine starts: the CUDA_HOME, what the image brought, no leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import home, kernels
+
+# An image may carry compiled kernels here; they are copied, since the cache is a volume that outlives the image.
+BAKED = Path("/opt/relaunch/warm")
+# A directory of another installation that nobody has started from for this long is removed.
+KEEP_SECONDS = 14 * 86400.0
+
+
+def prepare(cache_dir: Path, in_use: Path, environ: Mapping[str, str], baked: Path = BAKED) -> list[str]:
+    """Make CUDA_HOME, bring in the image's kernels, remove old directories beside ``in_use``. Returns what was done,
+    in words. Raises OSError when the cache cannot be written."""
+    said = []
+    place = kernels.directory(cache_dir)
+    home.ensure(cache_dir, environ)
+    if seed(place, baked):
+        said.append(f"took the kernels that the image carries into {place}")
+    for path in (in_use, place):
+        path.mkdir(parents=True, exist_ok=True)
+        os.utime(path)
+    said += [f"removed kernels of an older installation: {old}" for old in collect(cache_dir / "jit", {in_use, place})]
+    return said
+
+
+def seed(place: Path, baked: Path) -> bool:
+    """Copy the image's kernels to ``place`` unless they are there. True when copied."""
+    source = baked / place.name
+    if place.exists() or not source.is_dir():
+        return False
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    # With times: the libraries compare them with those of their sources.
+    shutil.copytree(source, draft, symlinks=True)
+    try:
+        draft.rename(place)
+    except OSError:  # another process was first
+        shutil.rmtree(draft, ignore_errors=True)
+        return False
+    return True
+
+
+def collect(root: Path, keep: set[Path], older_than: float = KEEP_SECONDS) -> list[Path]:
+    """Remove directories of ``root`` that nobody started from for ``older_than`` seconds. Returns them."""
+    removed = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if path in keep or not path.is_dir():
+            continue
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > older_than:
+                shutil.rmtree(path)
+                removed.append(path)
+    return removed
