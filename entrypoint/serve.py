@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
-from . import inputs
+from . import announce, inputs, terminal
 from .control import app as control
+from .control.records import Records
 from .control.status import Progress, Status
 from .diagnosis import Diagnosis, Patient
 from .engine import log as engine_log
@@ -27,7 +29,6 @@ from .logs import Log
 from .settings import Loaded
 from .state.boots import Boot, Boots
 from .state.files import Lock
-from .state.post_mortems import history
 from .units import format_duration
 from .watching import Alarm, ServingWatch, watch_start
 
@@ -70,6 +71,7 @@ class Supervisor:
         self._reference: tuple[float, ...] = ()
         self._last_event: engine_log.Event | None = None
         self._exit: asyncio.Future[int] | None = None
+        self._announcing: asyncio.Task[None] | None = None
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class Supervisor:
             self._lock.release()
             raise refused from None
         process.become_subreaper()
-        http = control.server(control.build(self.status, lambda: history(settings.state_dir), settings.control_token))
+        http = control.server(control.build(self.status, Records(settings.state_dir), settings.control_token))
         serving = asyncio.create_task(control.serve(http, sock))
         self._signals()
         try:
@@ -116,6 +118,8 @@ class Supervisor:
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work}, timeout=2.0)
+        if self._announcing is not None:
+            await self._announcing
         return self._exit.result()
 
     async def _next(self, state: machine.State) -> machine.Event:
@@ -244,7 +248,7 @@ class Supervisor:
         now = time.time()
         self._boot = Boot(id=f"{run_id}-{int(now)}", started_at=now, fingerprint=prepared.fingerprint)
         self._boots.write(self._boot)
-        self.status.boot_began = time.monotonic()
+        self.status.new_boot()
         self.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
         self._follow = asyncio.create_task(run.follow())
         self._run_tasks = []
@@ -398,6 +402,11 @@ class Supervisor:
         if state.phase is Phase.GAVE_UP:
             step = f"; {state.next_step}" if state.next_step else ""
             self.log.error(f"gave up: {state.cause}: {state.reason}{step}")
+            told = announce.message(
+                self.loaded.settings, state.cause, state.reason, state.next_step, state.exit_code
+            )
+            telling = announce.announce(self.loaded.settings, self.environ, told, self.log.warning)
+            self._announcing = asyncio.create_task(telling)
             if self._limits.hold_on_give_up:
                 self.log.error("holding without an engine (ON_GIVE_UP=hold) until SIGTERM")
         else:
@@ -411,7 +420,11 @@ def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
     settings = loaded.settings
     log = Log(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Supervisor(loaded, environ, log).run())
+        supervisor = Supervisor(loaded, environ, log)
+        with contextlib.ExitStack() as screen:
+            if terminal.wanted(sys.stderr, settings.log_format, environ):
+                screen.enter_context(terminal.header(supervisor.status, sys.stderr, environ))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(supervisor.run())
     finally:
         log.close()

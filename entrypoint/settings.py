@@ -163,6 +163,13 @@ class Settings(BaseSettings):
         "exit", "healing", "hold: stay up without an engine, explaining why, until SIGTERM."
     )
 
+    give_up_command: str | None = _setting(
+        None, "healing", "Run once on giving up, without a shell; a JSON document on its stdin says why."
+    )
+    give_up_webhook: str | None = _setting(
+        None, "healing", "URL that gets the same JSON document as a POST on giving up.", secret=True
+    )
+
     control_host: str = _setting("127.0.0.1", "operations", "Address of the control port.")
     control_port: Port = _setting(30001, "operations", "Port of the control port: probes, metrics, status page.")
     control_token: str | None = _setting(

@@ -62,6 +62,15 @@ class Status:
         """The engine answers and the last canary was sane."""
         return self.phase == "READY" and self.healthy
 
+    def age(self) -> float:
+        """Seconds in the present phase."""
+        return time.monotonic() - self.phase_since
+
+    def new_boot(self) -> None:
+        """An engine was spawned: what the last one measured is no longer true."""
+        self.boot_began = time.monotonic()
+        self.stages, self.readings = {}, {}
+
     def readyz(self) -> dict[str, Any]:
         reason = self.reason
         if not self.ready and reason is None:
