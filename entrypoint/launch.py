@@ -4,6 +4,7 @@ without the state machine, and what `relaunch plan` shares with it."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import time
 from collections.abc import Mapping
@@ -109,9 +110,25 @@ class Launch:
             self._log.warning(warning)
         if made.feasible:
             command.write_secrets(loaded)
+            await asyncio.to_thread(self._ready_caches, prepared)
             tokens = f"{made.max_total_tokens} KV tokens" if made.max_total_tokens else "no KV limit"
             self._log.info(f"plan: fraction {made.mem_fraction_static}, {tokens}, context {made.context_length}")
         return replace(prepared, plan=made, command=built)
+
+    def _ready_caches(self, prepared: Prepared) -> None:
+        from .cuda.prepare import prepare
+
+        settings = prepared.loaded.settings
+        in_use = command.jit_cache(prepared.loaded, prepared.inventory)
+        try:
+            for text in prepare(settings.cache_dir, in_use, self._environ):
+                self._log.info(text)
+        except OSError as error:
+            raise Stop(
+                "disk_full" if error.errno == errno.ENOSPC else "permission_denied",
+                f"{error.filename or settings.cache_dir} cannot be written: {error.strerror}",
+                "free space there, or set RELAUNCH_CACHE_DIR to a directory that this user can write",
+            ) from None
 
     async def client(self, loaded: Loaded) -> EngineClient:
         # The first import of httpx takes a tenth of a second that the loop should not lose.

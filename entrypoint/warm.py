@@ -69,8 +69,11 @@ def route(sm: int, loaded: Loaded, environ: Mapping[str, str]) -> list[Kernel]:
     except Stop as stop:
         _say(f"all kernels, because there is no plan yet: {stop.line()}")
         return known
-    facts = {"attention_backend": plan["attention_backend"] or "", "quantization": plan["model"]["quantization"] or ""}
-    return [kernel for kernel in known if kernel.when is None or kernel.when[1] in facts[kernel.when[0]]]
+
+    def fact(name: str) -> str:
+        return str(plan["model"].get(name) or plan.get(name) or "")
+
+    return [kernel for kernel in known if kernel.when is None or kernel.when[1] in fact(kernel.when[0])]
 
 
 def status(

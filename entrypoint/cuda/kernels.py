@@ -43,6 +43,10 @@ SM120: tuple[Kernel, ...] = (
     Kernel("norm", "flashinfer", "flashinfer.jit.norm:gen_norm_module", "norm", 51, 1.0, "RMS norm of every layer"),
     Kernel("sampling", "flashinfer", "flashinfer.jit.sampling:gen_sampling_module", "sampling", 60, 1.5, "sampling"),
     Kernel(
+        "moe-routing", "flashinfer", "flashinfer.jit.dsv3_optimizations:gen_dsv3_fused_routing_module",
+        "dsv3_fused_routing", 60, 1.5, "choice of experts", when=("architecture", "Moe"),
+    ),
+    Kernel(
         "sparse-mla", "flashinfer", "flashinfer.jit.mla:gen_sparse_mla_sm120_module", "sparse_mla_sm120", 110, 2.0,
         "DSA attention (flashinfer_sparse_mla)", when=("attention_backend", "dsa"),
     ),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..cuda import kernels
 from ..hardware import Inventory
 from ..plan import Plan
 from ..settings import PREFIX, Loaded
@@ -66,7 +67,11 @@ def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Pa
     if settings.api_key:
         # A file of mode 0600 keeps the key out of every process listing.
         argv += ["--config", str(secrets_file(loaded))]
-    env = {**DEFAULTS, "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)), **plan.env, **loaded.environment}
+    caches = {
+        "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)),
+        **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
+    }
+    env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}
     chosen = {name: os.environ.get(name, value) for name, value in env.items()}
     return Command(tuple(argv), {**chosen, **FORCED})
 
