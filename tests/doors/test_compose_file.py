@@ -1,0 +1,92 @@
+"""The compose file says what it should, before anything is started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from docker_engine import ROOT, Docker
+
+from entrypoint import settings
+from entrypoint.units import parse_duration
+
+pytestmark = [pytest.mark.doors, pytest.mark.timeout(600)]
+
+# Fixed by the image: where things are inside it, and what the published ports lead to.
+FIXED = {"HOST", "PORT", "CONTROL_HOST", "CONTROL_PORT", "STATE_DIR", "CACHE_DIR", "ON_GIVE_UP"}
+# Given as files, never as values.
+SECRET = {"API_KEY", "CONTROL_TOKEN"}
+
+
+@pytest.fixture(scope="module")
+def config(docker: Docker) -> dict[str, Any]:
+    everything = {record.name: "x" for record in settings.RECORDS.values()}
+    out = docker("compose", "--profile", "*", "config", "--format", "json", env=everything).stdout
+    document: dict[str, Any] = json.loads(out)["services"]
+    return document
+
+
+def test_every_setting_reaches_the_container_under_its_own_name(config: dict[str, Any]) -> None:
+    passed = {name for name in config["relaunch"]["environment"] if name.startswith(settings.PREFIX)}
+    known = {record.name for record in settings.RECORDS.values()}
+    expected = {name for name in known if name.removeprefix(settings.PREFIX) not in FIXED | SECRET}
+    expected |= {f"{settings.PREFIX}{name}_FILE" for name in SECRET}
+    assert passed == expected, "add the new setting to `environment` in compose.yaml, or to FIXED or SECRET here"
+
+
+def test_nothing_set_means_nothing_passed(docker: Docker) -> None:
+    out = docker("compose", "config", "--format", "json").stdout
+    environment = json.loads(out)["services"]["relaunch"]["environment"]
+    assert not [name for name, value in environment.items() if value]
+
+
+def test_stop_waits_longer_than_the_drain(config: dict[str, Any]) -> None:
+    drain = parse_duration(settings.RECORDS["drain_timeout"].default)
+    for service in config.values():
+        assert parse_duration(service["stop_grace_period"]) >= drain + 20
+
+
+def test_probe_asks_readyz_and_waits_for_the_start(config: dict[str, Any]) -> None:
+    script = (ROOT / "deploy/container/healthy").read_text()
+    assert '"/readyz"' in script
+    for service in config.values():
+        assert service["healthcheck"]["test"] == ["CMD", "/opt/relaunch/bin/healthy"]
+        start = parse_duration(settings.RECORDS["startup_timeout"].default)
+        assert parse_duration(service["healthcheck"]["start_period"]) > start
+
+
+def test_gpu_service_reserves_all_gpus_and_the_rehearsal_none(config: dict[str, Any]) -> None:
+    devices = config["relaunch"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"capabilities": ["gpu"], "driver": "nvidia", "count": -1}]
+    assert "deploy" not in config["rehearsal"]
+    assert config["rehearsal"]["profiles"] == ["rehearsal"]
+
+
+def test_both_services_are_confined(config: dict[str, Any]) -> None:
+    for service in config.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["user"] == "10001:0"
+        assert "ipc" not in service and "privileged" not in service
+        assert {port["host_ip"] for port in service["ports"]} == {"127.0.0.1"}
+        assert service["restart"] == "unless-stopped"
+        assert service["logging"]["options"] == {"max-file": "5", "max-size": "50m"}
+        assert service["image"] == "relaunch:local"
+
+
+def test_shared_memory_is_for_eight_ranks(config: dict[str, Any]) -> None:
+    assert int(config["relaunch"]["shm_size"]) >= (8 + 1) << 30
+
+
+def test_ports_of_the_two_services_do_not_collide(config: dict[str, Any]) -> None:
+    published = [port["published"] for service in config.values() for port in service["ports"]]
+    assert len(published) == len(set(published)) == 4
+
+
+def test_api_key_comes_from_a_file(docker: Docker, tmp_path: Any) -> None:
+    key = tmp_path / "key"
+    key.write_text("s3cret")
+    out = docker("compose", "config", env={"API_KEY_FILE": str(key)}).stdout
+    assert "s3cret" not in out and "RELAUNCH_API_KEY_FILE: /run/secrets/api_key" in out
