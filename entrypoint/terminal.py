@@ -130,6 +130,8 @@ def _second(status: Status, percent: float | None, estimate: float | None, colum
     words = [f"{percent:.0f}%"]
     if estimate:
         words.append(f"about {format_duration(estimate)} left")
+    elif percent >= 99:
+        words.append("longer than earlier boots")
     progress = status.progress
     if progress.graphs_total:
         words.append(f"graphs {progress.graphs}/{progress.graphs_total}")

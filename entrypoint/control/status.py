@@ -90,13 +90,15 @@ class Status:
         }
 
     def _estimate(self) -> float | None:
-        """Seconds that are left, from the median of earlier boots of the same fingerprint."""
+        """Seconds that are left, from the median of earlier boots of the same fingerprint; None when there were
+        none, and when this one already takes longer."""
         if self.ready:
             return 0.0
         if self.typical_seconds is None:
             return None
         elapsed = time.monotonic() - self.boot_began if self.boot_began is not None else 0.0
-        return round(max(0.0, self.typical_seconds - elapsed), 1)
+        left = self.typical_seconds - elapsed
+        return round(left, 1) if left > 0 else None
 
     def _percent(self) -> float | None:
         if self.ready:

@@ -1,0 +1,172 @@
+"""The status page in a real headless Chromium: on made-up supervisors, and once through a real boot and crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import control_fakes as fakes
+import psutil
+import pytest
+import webdriver
+
+pytestmark = pytest.mark.skipif(webdriver.MISSING, reason="chromium and chromedriver are not installed")
+
+SHOWN = "return !document.getElementById('all').hidden"
+PHASE = "return document.getElementById('phase').dataset.phase"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Browser]:
+    with webdriver.chromium() as found:
+        yield found
+
+
+def color(browser: webdriver.Browser, selector: str, name: str = "backgroundColor") -> str:
+    script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    return str(browser.run(script, selector, name))
+
+
+def test_a_starting_box_and_its_way_to_ready(browser: webdriver.Browser) -> None:
+    status = fakes.starting()
+    with fakes.served(status, fakes.ready_history(), gpus=fakes.nvml(8, 0.7)) as address:
+        browser.look()
+        browser.open(address)
+        browser.wait(SHOWN)
+        assert browser.text("#phase") == "Starting the engine"
+        assert browser.text("#doing").startswith("capturing graphs · for 2 min")
+        progress = browser.text("#progress")
+        assert "83 of 83 shards · 9 of 21 graphs" in progress
+        assert "left, as earlier boots took" in progress
+        assert browser.run("return document.querySelectorAll('.gpu').length") == 8
+        widths = browser.run(
+            "return [...document.querySelectorAll('.gpu:first-child .row')].map(r =>"
+            " [...r.querySelectorAll('i')].reduce((sum, i) => sum + parseFloat(i.style.width), 0))"
+        )
+        planned, actual = widths
+        assert planned == pytest.approx(100 - 100 * fakes.FREE / fakes.TOTAL, abs=0.1)
+        assert actual == pytest.approx(84.0, abs=1.0)  # what the log explains; more than the 70 that NVML says
+        assert "weights 56.0 GiB" in browser.text("#legend")
+        # Texts of the engine are shown, never interpreted.
+        assert "<b>Tried</b>" in browser.text("#ends")
+        assert "changed chunked_prefill_size from 8192 to 4096" in browser.text("#ends")
+        ready = fakes.ready()
+        vars(status).update(vars(ready))
+        browser.wait(PHASE + " === 'READY'", 5)
+        assert browser.run("return document.title").startswith("● serving")
+        assert browser.run("return document.getElementById('progress').hidden")
+        assert "14 of 14 sane" in browser.text("#facts")
+        assert "this boot took 5 min 19 s; the last one (grey) took 5 min 30 s" in browser.text("#compared")
+        # Nothing was loaded beside the page; its own feed is under way and so not listed.
+        assert browser.run("return performance.getEntriesByType('resource').map(e => e.name)") == []
+        assert browser.log() == []
+
+
+def test_light_dark_and_phone(browser: webdriver.Browser) -> None:
+    with fakes.served(fakes.ready(), fakes.ready_history(), gpus=fakes.nvml()) as address:
+        papers = []
+        for dark in (False, True):
+            browser.look(dark=dark)
+            browser.open(address)
+            browser.wait(SHOWN)
+            papers.append(color(browser, "body"))
+        assert papers == ["rgb(247, 247, 245)", "rgb(20, 23, 26)"]
+        browser.look(width=390, height=844)
+        browser.open(address)
+        browser.wait(SHOWN)
+        assert browser.run("return document.documentElement.scrollWidth") <= 390, "a phone must not scroll sideways"
+        assert browser.run("return parseFloat(getComputedStyle(document.body).fontSize)") >= 15
+
+
+def test_giving_up_says_why_and_what_next(browser: webdriver.Browser) -> None:
+    with fakes.served(fakes.gave_up(), fakes.history()) as address:
+        browser.look()
+        browser.open(address)
+        browser.wait(SHOWN)
+        assert browser.text("#phase") == "Gave up"
+        assert "fell off the bus" in browser.text("#reason")
+        assert browser.text("#step").startswith("Next: reset the GPU")
+
+
+def test_the_token_is_asked_for_and_sent_as_a_header(browser: webdriver.Browser) -> None:
+    enter = "document.getElementById('token').value = arguments[0]; document.getElementById('unlock').requestSubmit()"
+    with fakes.served(fakes.ready(), fakes.history(), token="s3cret-token") as address:
+        browser.open(address)
+        browser.wait("return !document.getElementById('locked').hidden")
+        browser.run(enter, "wrong")
+        browser.wait("return !document.getElementById('refused').hidden")
+        browser.run(enter, "s3cret-token")
+        browser.wait(SHOWN)
+        assert browser.text("#phase") == "Serving"
+        assert "s3cret" not in browser.run("return location.href + document.documentElement.outerHTML")
+        assert browser.run("return localStorage.length + sessionStorage.length + document.cookie.length") == 0
+    browser.log()
+
+
+def test_a_lost_supervisor_is_said_and_found_again(browser: webdriver.Browser) -> None:
+    with fakes.served(fakes.ready(), fakes.history()) as address:
+        browser.open(address)
+        browser.wait(SHOWN)
+    browser.wait("return !document.getElementById('lost').hidden", 5)
+    assert "No news from the supervisor" in browser.text("#lost")
+    browser.log()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(420)
+def test_a_real_boot_a_crash_and_a_recovery(browser: webdriver.Browser, tmp_path: Path) -> None:
+    ports = []
+    for _ in range(2):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            ports.append(sock.getsockname()[1])
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("RELAUNCH_")},
+        "RELAUNCH_PRESET": "rehearsal",
+        "RELAUNCH_STATE_DIR": str(tmp_path / "state"),
+        "RELAUNCH_PORT": str(ports[0]),
+        "RELAUNCH_CONTROL_PORT": str(ports[1]),
+    }
+    with (tmp_path / "serve.log").open("wb") as log:
+        command = [sys.executable, "-P", "-m", "entrypoint", "serve"]
+        supervisor = subprocess.Popen(command, env=environ, stderr=log, stdout=log)
+    try:
+        for _ in range(100):
+            with socket.socket() as sock:
+                if sock.connect_ex(("127.0.0.1", ports[1])) == 0:
+                    break
+            time.sleep(0.1)
+        browser.look()
+        browser.open(f"http://127.0.0.1:{ports[1]}/")
+        browser.wait(SHOWN)
+        browser.wait(PHASE + " === 'STARTING'", 30)
+        browser.wait(PHASE + " === 'READY'", 180)
+        assert "this boot took" in browser.text("#compared")
+        assert "None: the engine has not ended" in browser.text("#calm")
+        assert "sglang.launch_server" in browser.text("#command")
+        _scheduler(supervisor.pid).send_signal(signal.SIGKILL)
+        browser.wait(PHASE + " !== 'READY'", 20)
+        browser.wait("return document.querySelectorAll('#ends li').length === 1", 60)
+        assert "killed" in browser.text("#ends")
+        browser.wait(PHASE + " === 'READY'", 180)
+        assert "restarts 1" in browser.text("#facts")
+        assert "the last one (grey) took" in browser.text("#compared")
+        assert browser.log() == []
+        if folder := os.environ.get("SCREENSHOTS"):
+            browser.screenshot(Path(folder) / "recovered.png")
+    finally:
+        supervisor.terminate()
+        assert supervisor.wait(60) == 0, (tmp_path / "serve.log").read_text()[-4000:]
+
+
+def _scheduler(supervisor: int) -> psutil.Process:
+    for process in psutil.Process(supervisor).children(recursive=True):
+        if "scheduler" in process.name() or any("scheduler" in word for word in process.cmdline()[:1]):
+            return process
+    raise AssertionError("no scheduler below the supervisor")
