@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from . import checkpoint as checkpoints
 from . import inputs
 from .checkpoint import Checkpoint
 from .engine import command
-from .errors import EXIT_CONFIG, EXIT_OK
+from .errors import EXIT_CONFIG, EXIT_OK, Stop
 from .plan import flags
 from .plan.make import make
 from .settings import Loaded
@@ -32,12 +33,24 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
 
 def _checkpoint(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Checkpoint, Path | str]:
     """From the files when they are here, else from the hub's headers (config.json and the first bytes of each
-    shard), else Stop."""
-    from . import weights
+    shard). Raises Stop."""
+    from .weights import environment, reference, resolve
+    from .weights.preparing import locate_local
 
-    found = weights.locate(loaded, environ=environ)
-    if found.path is not None:
-        return checkpoints.read(found.path, model=found.model, revision=found.revision), found.path
+    found = reference.parse(loaded.settings.model)
+    if found.kind != "hub":
+        located = locate_local(loaded, found)
+        assert located.path is not None
+        return checkpoints.read(located.path, model=located.model), located.path
+    hub = environment.read(loaded, environ)
+    try:
+        located = asyncio.run(resolve.resolve(loaded, hub, ask=False)).located
+        assert located.path is not None
+        return checkpoints.read(located.path, model=located.model, revision=located.revision), located.path
+    except Stop as stop:
+        # Not here, or not all of it: the headers on the hub tell the same.
+        if hub.offline or stop.cause != "weights_missing":
+            raise
     from .checkpoint_hub import read_remote
 
-    return read_remote(found.model, found.revision, environ=environ), found.model
+    return read_remote(loaded, environ=environ), str(loaded.settings.model)

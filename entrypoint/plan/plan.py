@@ -90,7 +90,7 @@ class Plan:
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""
         document = asdict(self)
-        for internal in ("device", "is_embedding", "flags"):
+        for internal in ("device", "is_embedding", "flags", "env"):
             del document[internal]
         document["engine"] = {"argv": argv, "env": dict(env)}
         return document
