@@ -79,6 +79,10 @@ def _parser() -> _Parser:
     warm.add_argument("--check", action="store_true", help="say what is compiled already; compile nothing")
     warm.add_argument("names", nargs="*", metavar="KERNEL", help="only these; default: all that the plan's route uses")
     verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
+    report = verb("report", _report, "one archive for whoever is to help: no secrets, no prompts", with_json=False)
+    report.add_argument("-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here")
+    shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
+    shell.add_argument("shell", choices=["bash", "zsh", "fish"])
     return parser
 
 
@@ -248,4 +252,18 @@ def _restart(_: argparse.Namespace) -> int:
         )
     os.kill(pid, signal.SIGHUP)
     print(f"supervisor {pid} drains and restarts its engine; watch /readyz")
+    return EXIT_OK
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from . import report
+
+    print(report.write(os.environ, report.output_path(arguments.output)))
+    return EXIT_OK
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from .completion import script
+
+    sys.stdout.write(script(_parser(), arguments.shell))
     return EXIT_OK
