@@ -14,6 +14,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,15 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
     for name, make in documents.items():
         yield name, _json(make)
     for path in sorted((settings.state_dir / "post-mortems").glob("*.json"))[-10:]:
-        yield f"post-mortems/{path.name}", _json(lambda path=path: json.loads(path.read_text(encoding="utf-8")))
+        yield f"post-mortems/{path.name}", _json(partial(_read, path))
     for name in ("readyz", "startupz", "plan", "metrics"):
         answer = _ask(loaded, name)
         if answer is not None:
             yield f"control/{name}", answer
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _json(make: Source) -> str:

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+_STARTING = frozenset({"STARTING", "PROBING"})
+_ENDING = frozenset({"DRAINING", "STOPPED", "GAVE_UP"})
+
+
 @dataclass
 class Progress:
     """Counts of the start-up under way; None where nothing is known yet."""
@@ -94,16 +98,23 @@ class Status:
         none, and when this one already takes longer."""
         if self.ready:
             return 0.0
-        if self.typical_seconds is None:
+        if self.typical_seconds is None or self.phase in _ENDING:
             return None
-        elapsed = time.monotonic() - self.boot_began if self.boot_began is not None else 0.0
-        left = self.typical_seconds - elapsed
+        left = self.typical_seconds - self._boot_age()
         return round(left, 1) if left > 0 else None
+
+    def _boot_age(self) -> float:
+        """Seconds since the spawn of the engine that is starting; 0 while there is none."""
+        if self.boot_began is None or self.phase not in _STARTING:
+            return 0.0
+        return time.monotonic() - self.boot_began
 
     def _percent(self) -> float | None:
         if self.ready:
             return 100.0
-        if self.typical_seconds and self.boot_began is not None:
-            return round(min(99.0, 100.0 * (time.monotonic() - self.boot_began) / self.typical_seconds), 1)
+        if self.phase not in _STARTING and self.phase != "PREPARING":
+            return None
+        if self.typical_seconds and self.phase in _STARTING:
+            return round(min(99.0, 100.0 * self._boot_age() / self.typical_seconds), 1)
         fraction = self.progress.fraction()
         return None if fraction is None else round(100.0 * fraction, 1)

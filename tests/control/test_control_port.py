@@ -58,6 +58,26 @@ async def test_probes_of_a_ready_engine_and_of_one_that_was_ready_once() -> None
         assert (await http.get("/startupz")).status_code == 200
 
 
+async def test_a_percentage_is_given_only_while_something_starts() -> None:
+    status = fakes.starting()
+    async with client(status) as http:
+
+        async def shown() -> tuple[float | None, float | None]:
+            document = (await http.get("/startupz")).json()
+            return document["percent"], document["estimate_seconds"]
+
+        status.phase = "RECOVERING"
+        assert await shown() == (None, 319.0)
+        status.phase = "GAVE_UP"
+        assert await shown() == (None, None)
+        status.phase, status.boot_began = "STARTING", time.monotonic() - 400
+        assert await shown() == (99.0, None)  # longer than earlier boots: nobody knows how long
+        status.phase, status.typical_seconds = "PREPARING", None
+        status.progress.bytes, status.progress.bytes_total = 25, 100
+        status.progress.graphs_total = status.progress.shards_total = None
+        assert await shown() == (25.0, None)
+
+
 async def test_giving_up_says_cause_and_next_step() -> None:
     async with client(fakes.gave_up()) as http:
         reason = (await http.get("/readyz")).json()["reason"]
