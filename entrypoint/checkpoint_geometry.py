@@ -105,6 +105,7 @@ class Geometry:
     conv_kernel: int
     ssm_itemsize: int
     multimodal: bool
+    vision: tuple[int, ...]  # depth, width, inner width, values of a patch, positions, merged width
 
     @property
     def mla(self) -> bool:
@@ -199,6 +200,23 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         conv_kernel=whole(text, "linear_conv_kernel_dim", default=4),
         ssm_itemsize=2 if str(text.get("mamba_ssm_dtype")) in ("bfloat16", "float16") else 4,
         multimodal="vision_config" in config,
+        vision=_vision(config.get("vision_config")),
+    )
+
+
+def _vision(vision: Any) -> tuple[int, ...]:
+    if not isinstance(vision, Mapping) or not whole(vision, "depth"):
+        return ()
+    wide = whole(vision, "hidden_size", default=1152)
+    patch = whole(vision, "in_channels", default=3) * whole(vision, "temporal_patch_size", default=2)
+    merge = whole(vision, "spatial_merge_size", default=2)
+    return (
+        whole(vision, "depth"),
+        wide,
+        whole(vision, "intermediate_size", default=4 * wide),
+        patch * whole(vision, "patch_size", default=16) ** 2,
+        whole(vision, "num_position_embeddings", default=2304),
+        wide * merge * merge,
     )
 
 

@@ -79,6 +79,8 @@ def _rows(g: Geometry) -> Iterator[Row]:
     model = "model.language_model" if g.family == "qwen_hybrid" and g.multimodal else "model"
     if "KimiK25" in g.architecture:
         model = "language_model.model"
+    if g.family == "qwen_hybrid" and g.vision:
+        yield from _vision(g)
     yield Row(f"{model}.embed_tokens.weight", (g.vocab, g.hidden))
     for i in range(g.layers + (g.nextn if g.family == "deepseek" else 0)):
         at = f"{model}.layers.{i}"
@@ -153,6 +155,23 @@ def _gated_delta_net(g: Geometry, at: str) -> Iterator[Row]:
     yield Row(f"{attn}.dt_bias", (g.linear_value_heads,))
     yield Row(f"{attn}.norm.weight", (g.linear_value_dim,))
     yield Row(f"{attn}.out_proj.weight", (g.hidden, value), linear=True)
+
+
+def _vision(g: Geometry) -> Iterator[Row]:
+    """models/qwen3_vl.py"""
+    depth, wide, inner, patch, places, merged = g.vision
+    yield Row("model.visual.patch_embed.proj.weight", (wide, patch))
+    yield Row("model.visual.pos_embed.weight", (places, wide))
+    for i in range(depth):
+        at = f"model.visual.blocks.{i}"
+        for name, shape in (
+            ("attn.qkv", (3 * wide, wide)), ("attn.proj", (wide, wide)),
+            ("mlp.linear_fc1", (inner, wide)), ("mlp.linear_fc2", (wide, inner)),
+        ):  # fmt: skip
+            yield Row(f"{at}.{name}.weight", shape)
+            yield Row(f"{at}.{name}.bias", (shape[0],))
+    yield Row("model.visual.merger.linear_fc1.weight", (merged, merged))
+    yield Row("model.visual.merger.linear_fc2.weight", (g.hidden, merged))
 
 
 def _mlp(at: str, hidden: int, width: int) -> Iterator[Row]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ..checkpoint import Checkpoint
-from ..errors import config_rejected
 from ..hardware import Inventory
 from ..settings import Loaded
-from . import cpu, wish
+from . import cpu, gpu, wish
 from .plan import Change, Learned, Plan
 
 
@@ -27,4 +26,4 @@ def make(
     device = wishes.value("device", "cuda" if inventory.gpus else "cpu")
     if device == "cpu":
         return cpu.make(wishes, inventory, checkpoint)
-    raise config_rejected("planning for GPUs is not built yet")
+    return gpu.make(wishes, inventory, checkpoint, learned)

@@ -1,0 +1,297 @@
+"""The plan for GPUs: layout, kernels, then the largest safe fraction and what the KV pool can hold.
+
+What a person set is kept and the rest is chosen around it; when nothing fits, the smallest change that would is
+named. Every automatic choice is monotone: a bigger card or a smaller margin never plans fewer tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .. import checkpoint_geometry
+from ..checkpoint import Checkpoint
+from ..checkpoint_geometry import Geometry
+from ..hardware import Inventory
+from ..units import format_bytes
+from . import backends, explain_choice, kv, layout, solve
+from .command import Command
+from .context import ENCODERS, derived_context, is_embedding
+from .memory import Load
+from .parts import Choices, model_document, parallel_document, refusal_for_context
+from .plan import Learned, Plan
+from .sharding import Parallel
+from .wish import Wishes
+
+CHUNKS = (4096, 2048, 1024)
+# An unchunked prefill may carry --max-prefill-tokens at once.
+UNCHUNKED = 16384
+TOKENS_PER_REQUEST = 4096
+MAX_REQUESTS = 256
+# On SM120 a full list of graphs hung for minutes, ran out of memory at 512, and dominates the boot.
+MAX_REQUESTS_SM120 = 64
+DRAFT_TOKENS, DRAFT_STEPS = 4, 3
+DRAFT_REQUESTS = 48  # speculative_hook.py: the engine's own limit when none is given
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The resolved kernel rules: flags for the command line and what speaks against the combination."""
+
+    flags: dict[str, Any]
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None) -> Plan:
+    """A plan for the inventory's GPUs. Never raises for a model that it does not know."""
+    g = checkpoint_geometry.of(checkpoint.config, checkpoint.architecture)
+    choices = Choices(wishes)
+    warnings = list(wishes.notes)
+    choices.take("device", "cuda", "the box has GPUs")
+    parallel, reasons = layout.choose(choices, inventory, g)
+    gpus = layout.used(inventory, parallel, wishes.settings.nnodes)
+    sm = min((gpu.sm for gpu in gpus), default=0)
+    derived = derived_context(checkpoint.config)
+    readings, note = _valid(learned, parallel, inventory)
+    if note:
+        warnings.append(note)
+    kernels = _kernels(choices, checkpoint, g, parallel, sm, inventory.nvlink)
+    embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
+    draft = choices.take("speculative", "off", "no draft was asked for", source="default") == "mtp"
+    choices.take("memory_margin", wishes.settings.memory_margin, "kept free on top of the account", source="default")
+    case = _case(choices, wishes, checkpoint, g, parallel, gpus, sm, inventory.nvlink, kernels, derived, draft, readings)
+    reasons += [r for r in (refusal_for_context(wishes, case.load.context, derived), *kernels.reasons, _draft(draft, checkpoint, g)) if r]
+    if not gpus:
+        return _plan(wishes, checkpoint, choices, kernels, case, None, reasons or ["the box has no GPU: DEVICE=cpu"], warnings, embedding, derived)
+    case, result = _fit(choices, wishes, case, sm)
+    explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
+    warnings += [*kernels.warnings, *result.warnings, *_cautions(checkpoint, g, result, wishes, case)]
+    advice = explain_choice.smallest_change(case, result, wishes, inventory) if result.reasons else ()
+    reasons += [*result.reasons, *advice]
+    return _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
+
+
+def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) -> tuple[dict[str, float], str | None]:
+    """Readings of an earlier boot count only for the same layout and while the box is no fuller than then."""
+    if learned is None or not learned.readings:
+        return {}, None
+    readings = dict(learned.readings)
+    for name in ("tp", "pp", "ep", "dp"):
+        if name in readings and int(readings[name]) != getattr(parallel, name):
+            return {}, f"readings of an earlier boot with {name.upper()}={int(readings[name])} are not used"
+    free = min((gpu.free_bytes for gpu in inventory.gpus), default=0)
+    if learned.free_at_start_bytes is not None and free < learned.free_at_start_bytes:
+        return {}, (
+            f"readings of an earlier boot are not used: {format_bytes(free)} are free on the fullest GPU, "
+            f"{format_bytes(learned.free_at_start_bytes)} were then"
+        )
+    return readings, None
+
+
+def _kernels(choices: Choices, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> Kernels:
+    facts = backends.facts(checkpoint, g, parallel, sm, nvlink)
+    wishes, flags = choices.wishes, dict[str, Any]()
+    for rule in backends.RULES:
+        if rule.name in facts.values:
+            continue
+        if rule.name.startswith("--"):
+            given = wishes.engine_arg(rule.name[2:].replace("-", "_"))
+            if given is not None:
+                facts.values[rule.name] = given
+            elif rule.applies(facts):
+                facts.values[rule.name] = rule.value
+                flags[rule.name] = rule.value
+                choices.note(rule.name, rule.value, rule.reason)
+        elif rule.name in wishes.fixed:
+            facts.values[rule.name] = choices.take(rule.name, None, "")
+        elif rule.applies(facts):
+            facts.values[rule.name] = choices.take(rule.name, rule.value, rule.reason)
+    for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
+        value = facts.values[name]
+        emitted = name in wishes.fixed or name in backends.EMITTED or (facts.sm120 and value != "dsa")
+        if emitted and value not in (None, "auto", ""):
+            flags["--" + name.replace("_", "-")] = value
+    return Kernels(
+        flags,
+        tuple(r.reason for r in backends.REFUSALS if r.applies(facts)),
+        tuple(r.reason for r in backends.CAUTIONS if r.applies(facts)),
+    )
+
+
+def _case(
+    choices: Choices, wishes: Wishes, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, gpus: tuple[Any, ...], sm: int,
+    nvlink: bool, kernels: Kernels, derived: int, draft: bool, readings: dict[str, float],
+) -> solve.Case:  # fmt: skip
+    """The case before chunk and fraction are chosen. The reserve is for the largest automatic choice, so that
+    a bigger pool never needs a bigger reserve."""
+    encoder = checkpoint.architecture in ENCODERS
+    most = MAX_REQUESTS_SM120 if 120 <= sm < 130 else MAX_REQUESTS
+    most = min(most, DRAFT_REQUESTS) if draft else most
+    requests = int(wishes.value("max_running_requests", most))
+    graphs = int(wishes.value("cuda_graph_max_bs", min(requests, most)))
+    if wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_decode_cuda_graph"):
+        graphs = 0
+    off = wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_prefill_cuda_graph")
+    backend = wishes.engine_arg("cuda_graph_backend_prefill") or kernels.flags.get("--cuda-graph-backend-prefill")
+    chunk = int(wishes.value("chunked_prefill_size", -1 if encoder else CHUNKS[0]))
+    step = (chunk if chunk > 0 else UNCHUNKED) // parallel.dp
+    context = int(wishes.value("context_length", derived))
+    load = Load(step, graphs, max(1, requests // parallel.dp), context, not off and backend != "disabled" and not encoder,
+                DRAFT_TOKENS if draft else 0)  # fmt: skip
+    dsa = [wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend") for side in ("prefill", "decode")]
+    page = wishes.engine_arg("page_size")
+    ratios = {name: _float(wishes.engine_arg(name), default) for name, default in (
+        ("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))}  # fmt: skip
+    slots = wishes.engine_arg("max_mamba_cache_size")
+    return solve.Case(
+        checkpoint, g, parallel, gpus, nvlink, sm, str(choices.value("kv_cache_dtype")),
+        "trtllm" in dsa or dsa == ["tilelang", "tilelang"], 64 if g.dsa else int(_float(page, 1)),
+        not (encoder or wishes.engine_arg("disable_radix_cache")), load, load, int(choices.value("memory_margin")), draft,
+        fraction=wishes.value("mem_fraction_static"), token_limit=wishes.value("max_total_tokens"),
+        requests_given=wishes.value("max_running_requests"), swa_ratio=ratios["swa_full_tokens_ratio"],
+        mamba_ratio=ratios["mamba_full_memory_ratio"], mamba_slots=int(_float(slots, 0)) or None, readings=readings,
+    )  # fmt: skip
+
+
+def _float(value: Any, default: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _fit(choices: Choices, wishes: Wishes, case: solve.Case, sm: int) -> tuple[solve.Case, solve.Result]:
+    """Chunk, then what the pool can hold: requests, graphs, context."""
+    wanted = min(case.load.context, 8192) if "context_length" not in wishes.fixed else case.load.context
+    wanted = -(-wanted // case.page) * case.page
+    result = solve.solve(case)
+    free_chunk = "chunked_prefill_size" not in wishes.fixed and case.checkpoint.architecture not in ENCODERS
+    if free_chunk and not (result.fits and result.tokens >= wanted):
+        for chunk in CHUNKS[1:]:
+            smaller = solve.with_chunk(case, chunk // case.parallel.dp)
+            tried = solve.solve(smaller)
+            if tried.fits and tried.tokens >= wanted:
+                # No more than what the wish needs: else a card a little bigger, with the full chunk, had fewer.
+                limit = min(wanted, case.token_limit) if case.token_limit else wanted
+                case = smaller if wishes.value("mem_fraction_static") else replace(smaller, token_limit=limit)
+                result = solve.solve(case)
+                break
+    tokens = result.tokens
+    if result.fits and tokens < wanted and "context_length" in wishes.fixed:
+        largest = max(0, tokens // 1024 * 1024)
+        fits = f": CONTEXT_LENGTH={largest} would fit" if largest else ""
+        short = f"CONTEXT_LENGTH={case.load.context} needs {wanted} KV tokens, the pool holds {tokens}{fits}"
+        result = replace(result, reasons=(short,))
+    load = case.load
+    if tokens > 0:
+        if "context_length" not in wishes.fixed and tokens < load.context:
+            load = replace(load, context=max(1, tokens // 1024 * 1024 or tokens))
+        if "max_running_requests" not in wishes.fixed:
+            load = replace(load, requests=_requests(case, result, load.requests))
+        if "cuda_graph_max_bs" not in wishes.fixed and load.graph_bs:
+            load = replace(load, graph_bs=min(load.graph_bs, load.requests))
+    final = replace(case, load=load, fraction=result.fraction if case.fraction is None else case.fraction)
+    done = solve.solve(final)
+    done = replace(done, recommended=result.recommended, reasons=result.reasons, warnings=result.warnings, tokens=min(done.tokens, tokens) if tokens else 0)
+    return replace(final, fraction=case.fraction), done
+
+
+def _requests(case: solve.Case, result: solve.Result, most: int) -> int:
+    """A power of two with at least TOKENS_PER_REQUEST tokens each, and a state slot where layers keep state."""
+    room = max(1, result.tokens // TOKENS_PER_REQUEST)
+    if result.state_slots is not None:
+        room = min(room, max(1, result.state_slots // kv.MAMBA_SLOTS))
+    power = 1 << (room.bit_length() - 1)
+    return max(1, min(most, power))
+
+
+def _draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> str | None:
+    if not draft:
+        return None
+    has = any(".layers.%d." % g.layers in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups)
+    return None if has else "SPECULATIVE=mtp, and the checkpoint has no MTP layer: SPECULATIVE=off would fit"
+
+
+def _cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes: Wishes, case: solve.Case) -> list[str]:
+    found = []
+    if not g.known:
+        found.append(
+            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a cautious guess from config.json"
+        )
+    if checkpoint.generated:
+        found.append("there are no shard headers: tensors were generated from config.json")
+    if result.unmatched:
+        names = ", ".join(result.unmatched[:3])
+        found.append(f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}")
+    context, requests = case.load.context, case.load.requests
+    if wishes.is_user_set("context_length") and wishes.is_user_set("max_running_requests") and 0 < result.tokens < context * requests:
+        found.append(f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it while they are short")
+    return found
+
+
+def _plan(
+    wishes: Wishes, checkpoint: Checkpoint, choices: Choices, kernels: Kernels, case: solve.Case, result: solve.Result | None,
+    reasons: list[str], warnings: list[str], embedding: bool, derived: int,
+) -> Plan:  # fmt: skip
+    """Values, flags and account as the plan document has them."""
+    load = case.load
+    tokens = result.tokens if result and result.tokens > 0 else None
+    fraction = wishes.value("mem_fraction_static", result.fraction if result and result.fraction > 0 else None)
+    chunk = wishes.value("chunked_prefill_size", load.chunk * case.parallel.dp if case.checkpoint.architecture not in ENCODERS else -1)
+    requests = wishes.value("max_running_requests", load.requests * case.parallel.dp)
+    values = {"context_length": load.context, "max_running_requests": requests, "chunked_prefill_size": chunk,
+              "cuda_graph_max_bs": wishes.value("cuda_graph_max_bs", load.graph_bs)}  # fmt: skip
+    command = Command()
+    if embedding:
+        command.set("--is-embedding")
+    for name, option in (("tp", "--tp-size"), ("pp", "--pp-size"), ("ep", "--ep-size"), ("dp", "--attn-dp-size")):
+        size = getattr(case.parallel, name)
+        command.set(option, size if size > 1 or name == "tp" else None)
+    for option, value in kernels.flags.items():
+        command.set(option, value)
+    kv_dtype = choices.value("kv_cache_dtype")
+    command.set("--kv-cache-dtype", kv_dtype if kv_dtype != "auto" else None)
+    command.set("--context-length", values["context_length"] if values["context_length"] != derived or "context_length" in wishes.fixed else None)
+    command.set("--max-running-requests", requests)
+    command.set("--chunked-prefill-size", chunk)
+    if checkpoint.architecture in ENCODERS:
+        command.set("--disable-radix-cache")
+    if values["cuda_graph_max_bs"]:
+        command.set("--cuda-graph-max-bs-decode", values["cuda_graph_max_bs"])
+    else:
+        command.set("--cuda-graph-backend-decode", "disabled")
+    command.set("--mem-fraction-static", fraction)
+    command.set("--max-total-tokens", case.token_limit)
+    if case.draft:
+        for option, value in (("algorithm", "NEXTN"), ("num-steps", DRAFT_STEPS), ("eagle-topk", 1), ("num-draft-tokens", DRAFT_TOKENS)):
+            command.set(f"--speculative-{option}", value)
+    command.set("--enable-metrics")
+    choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
+    command.merge(wishes.flags, wishes.given)
+    feasible = not reasons
+    return Plan(
+        feasible=feasible,
+        reasons=tuple(reasons),
+        model=model_document(checkpoint, str(choices.value("quantization") or backends.method(checkpoint.quantization))),
+        gpus=tuple({"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes} for x in case.gpus),
+        parallel=parallel_document(choices, wishes),
+        device="cuda",
+        kv_bytes_per_token=int(result.cell) if result else None,
+        per_gpu=result.accounts if result else (),
+        mem_fraction_static=fraction,
+        max_total_tokens=tokens,
+        context_length=values["context_length"],
+        max_running_requests=requests,
+        chunked_prefill_size=chunk,
+        cuda_graph_max_bs=values["cuda_graph_max_bs"],
+        kv_cache_dtype=kv_dtype,
+        attention_backend=choices.value("attention_backend"),
+        moe_runner_backend=choices.value("moe_runner_backend"),
+        fp4_gemm_backend=choices.value("fp4_gemm_backend"),
+        is_embedding=embedding,
+        flags=command.words(),
+        env=dict(wishes.env),
+        decisions=choices.decisions(),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )

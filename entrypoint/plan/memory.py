@@ -1,0 +1,165 @@
+"""What stands on a GPU besides weights and KV, term by term, and what sglang itself would set aside.
+
+Formulas of sglang/srt 0.5.23 are cited; a term that no formula gives is an allowance with its evidence. Readings
+are of sglang 0.5.23 on H200 (dummy weights) unless they say otherwise. Sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checkpoint_geometry import Geometry
+from ..hardware import Gpu
+from ..units import GIB, MIB
+from .sharding import Parallel
+
+# nvidia-smi's total holds 616 MiB that no process ever sees (NVML memory.reserved on H200; torch says 94.97 of
+# 95.59 GiB on RTX PRO 6000).
+RESERVED = 616 * MIB
+# CUDA context and modules before the baseline: 139.80 visible, 139.11 to 139.13 free at the baseline.
+CONTEXT = int(0.68 * GIB)
+# NCCL's communicator and the custom all-reduce before the baseline, over NVLink: 138.21 at TP2, 137.99 at TP4;
+# TP8 is extrapolated. Over PCIe: 93.86 to 94.05 free of 94.97 on 8x RTX PRO 6000 (two public logs).
+NCCL_NVLINK = {2: int(0.91 * GIB), 4: int(1.13 * GIB), 8: int(1.35 * GIB)}
+NCCL_PCIE = int(0.40 * GIB)
+# Attention metadata, cuBLAS workspaces, kernels loaded late: 0.13 to 0.62 GiB between pool and graphs, and
+# memory_hook.py:handle_gpu_memory_settings' own constant.
+RUNTIME = 512 * MIB
+# memory_hook.py: tp*pp/8 GiB "for large parallel size"; torch's own communicators come up after the baseline.
+PARALLEL = GIB
+# SGLANG_FLASHINFER_WORKSPACE_SIZE; sparse MLA allocates a second one of its own.
+WORKSPACE = 384 * MIB
+# Per captured decode size and 32 layers: 0.09 GiB for 6 sizes, 0.20 for 12 (TP2), 0.16 for 6 of a hybrid model,
+# 0.33 for 36; vLLM reads 0.75 for GLM-5.1.
+DECODE_GRAPH = 24 * MIB
+# Non-torch memory per captured prefill size (memory_hook.py:reserve_for_graph_mb); MLA 1.5 GiB there.
+PREFILL_GRAPH, PREFILL_GRAPH_MLA = 8 * MIB, 1536 * MIB
+# memory_hook.py: MiB of activations per prefill token, least number of tokens, and the floor on big cards.
+FORMULA_TOKEN, FORMULA_TOKENS, FORMULA_FLOOR = 1.5, 2048, 10 * GIB
+# Multimodal models: SGLANG_VLM_CACHE_SIZE_MB is taken out of the KV budget (mm_runtime_reservation_gb).
+MULTIMODAL = 100 * MIB
+
+
+def visible(gpu: Gpu) -> int:
+    """What a process can ever get: free memory, and never what the driver keeps for itself."""
+    return max(0, min(gpu.free_bytes, gpu.total_bytes - min(RESERVED, gpu.total_bytes // 40)))
+
+
+def before_weights(parallel: Parallel, nvlink: bool) -> int:
+    """What context and communicators take before sglang reads its memory baseline."""
+    world = parallel.tp * parallel.pp
+    if world == 1:
+        return CONTEXT
+    if not nvlink:
+        return CONTEXT + NCCL_PCIE
+    return CONTEXT + next((size for ranks, size in NCCL_NVLINK.items() if world <= ranks), NCCL_NVLINK[8])
+
+
+def decode_sizes(max_bs: int, *, speculative: bool = False) -> int:
+    """How many decode graphs are captured (cuda_graph_hook.py:generate_decode_cuda_graph_batch_sizes)."""
+    if max_bs <= 0:
+        return 0
+    plain = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_bs + 1, 32)]
+    draft = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, max_bs + 1, 16)]
+    return len({size for size in (draft if speculative else plain) if size <= max_bs} | {max_bs})
+
+
+def prefill_sizes(tokens: int) -> int:
+    """cuda_graph_hook.py:generate_prefill_cuda_graph_batch_sizes"""
+    sizes = [*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
+             *range(4608, tokens + 1, 512)]  # fmt: skip
+    return sum(size <= tokens for size in sizes)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the non-static part must carry. ``chunk``: tokens of one prefill step on one rank; ``graph_bs`` 0:
+    no decode graphs; ``prefill_graph``: captured; ``draft_tokens`` 0: no speculation."""
+
+    chunk: int
+    graph_bs: int
+    requests: int
+    context: int
+    prefill_graph: bool
+    draft_tokens: int = 0
+
+
+def graphs(g: Geometry, load: Load) -> int:
+    """Decode and prefill graphs."""
+    per_size = DECODE_GRAPH * max(1.0, g.layers / 32)
+    size = int(per_size * decode_sizes(load.graph_bs, speculative=load.draft_tokens > 0))
+    if load.draft_tokens:
+        size *= 2  # the draft's graphs: 2.39 GiB with MTP against 0.75 without (vLLM, GLM-5.1)
+    if load.prefill_graph:
+        size += PREFILL_GRAPH_MLA if g.mla else PREFILL_GRAPH * prefill_sizes(load.chunk)
+    return size
+
+
+def activations(g: Geometry, parallel: Parallel, load: Load) -> int:
+    """Peak of one prefill step. Widths of the tensors alive at once in the widest block, plus a quarter: for
+    8,192 tokens it gives 1.8, 1.4, 1.1 and 3.0 GiB where 1.6 (MiniMax-M2), 0.7 (gpt-oss-20b), 0.9 (Qwen3-30B) and
+    2.1 (Qwen3.5 geometry) were read."""
+    inner = g.intermediate // parallel.tp
+    mlp = 3 * inner
+    if g.moe:
+        mlp = max(mlp, g.topk * (3 * g.moe_intermediate // parallel.moe_tp + g.hidden)) + g.experts
+    heads = max(1, g.heads // parallel.attn_tp)
+    if g.mla:
+        attention = 2 * heads * (g.kv_lora + g.rope) + g.q_lora + g.index_heads * g.index_head_dim
+    else:
+        attention = heads * (g.head_dim + g.v_head_dim) + 2 * max(1, g.kv_heads // parallel.attn_tp) * g.head_dim
+    if g.linear_layers:
+        key, value = g.linear_key_heads * g.linear_key_dim, g.linear_value_heads * g.linear_value_dim
+        attention = max(attention, 3 * (2 * key + 2 * value) // parallel.attn_tp)
+    per_token = g.itemsize * (3 * g.hidden + mlp + attention) * 5 // 4
+    return 192 * MIB + per_token * max(load.chunk, 256)
+
+
+def scratch(g: Geometry, load: Load, slack: float) -> int:
+    """The sparse indexer's fp32 logits [chunk, context], cut to a fifth of the non-static part
+    (layers/attention/mqa_logits_utils.py)."""
+    return int(min(load.chunk * load.context * 4, 0.2 * slack)) if g.dsa else 0
+
+
+def request_table(load: Load) -> int:
+    """req_to_token: one int32 per position and slot (kv_cache_configurator.py:_build_req_to_token_pool)."""
+    return (load.requests + 1) * (load.context + 4 + load.draft_tokens) * 4
+
+
+def runtime(g: Geometry, parallel: Parallel, load: Load) -> int:
+    """Workspaces, tables, logits, communicators: everything that is neither graph nor activation."""
+    size = RUNTIME + request_table(load) + WORKSPACE * (2 if g.mla else 1)
+    size += int(PARALLEL * parallel.tp * parallel.pp / 8) if parallel.tp * parallel.pp > 1 else 0
+    size += max(1, load.graph_bs) * max(1, load.draft_tokens) * g.vocab * 4  # graph_shared_output.py
+    if g.dsa and load.draft_tokens:
+        size += max(1, load.graph_bs) * load.draft_tokens * load.context * 4  # wide page tables
+    if parallel.dp > 1:
+        size += int(load.graph_bs * parallel.dp * 3 * MIB)  # memory_hook.py: padding of attention DP
+    return size
+
+
+def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int, *, floor: bool = True) -> int:
+    """What sglang would set aside for these settings were it asked to choose the fraction
+    (memory_hook.py:handle_gpu_memory_settings). Its jump to 10 GiB on cards above 60 GiB is drawn out below
+    them, so that a bigger card never gets fewer tokens."""
+    tokens = max(load.chunk, FORMULA_TOKENS)
+    size = RUNTIME + tokens * FORMULA_TOKEN * MIB + parallel.tp * parallel.pp / 8 * GIB + 2 * MIB * load.graph_bs
+    if load.prefill_graph:
+        size += PREFILL_GRAPH_MLA if g.mla else PREFILL_GRAPH * prefill_sizes(load.chunk)
+    if parallel.dp > 1:
+        size += load.graph_bs * parallel.dp * (4.5 if load.graph_bs > 300 else 3) * MIB
+    return int(max(size, min(FORMULA_FLOOR, total // 6)) if floor else size)
+
+
+def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
+    """The fraction that sglang 0.5.23 itself picks on this card without any flag."""
+    mib = total / MIB
+    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512), (1e9, 16384, 512, 512))
+    _, chunk, small, large = next(tier for tier in tiers if mib < tier[0] * 1024)
+    load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, True)
+    size = engine_reserve(g, parallel, load, total, floor=False)
+    if g.mla and load.prefill_graph:
+        load = Load(min(8192, load.chunk), load.graph_bs, 1, 1, True)
+    if mib > 60 * 1024:
+        size = max(size, FORMULA_FLOOR)
+    return round((total - size) / total, 3)

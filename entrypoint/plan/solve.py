@@ -1,0 +1,218 @@
+"""One layout and one set of settings in, the account out: weights, fraction, tokens, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..checkpoint import Checkpoint
+from ..checkpoint_geometry import Geometry
+from ..hardware import Gpu
+from ..units import format_bytes
+from . import kv, memory, residents, sharding
+from .memory import Load
+from .plan import Account
+from .sharding import Parallel
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
+    non-static part must be able to carry (the largest that the choice may end at). ``readings``: of an earlier
+    boot, already found valid."""
+
+    checkpoint: Checkpoint
+    g: Geometry
+    parallel: Parallel
+    gpus: tuple[Gpu, ...]
+    nvlink: bool
+    sm: int
+    kv_dtype: str
+    raw_mla: bool
+    page: int
+    radix: bool
+    load: Load
+    reserve: Load
+    margin: int
+    draft: bool
+    fraction: float | None = None
+    token_limit: int | None = None
+    requests_given: int | None = None
+    swa_ratio: float = kv.SWA_RATIO
+    mamba_ratio: float = kv.MAMBA_RATIO
+    mamba_slots: int | None = None
+    readings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """``tokens`` and ``fraction`` are given whenever a number exists, also when it does not fit."""
+
+    weights: tuple[int, ...]
+    pre: tuple[int, ...]
+    fraction: float
+    recommended: float
+    default_tokens: int
+    tokens: int
+    cell: float
+    accounts: tuple[Account, ...]
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    short: int
+    unmatched: tuple[str, ...]
+    state_slots: int | None
+
+    @property
+    def fits(self) -> bool:
+        return not self.reasons
+
+
+def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
+    """(bytes that the engine will report as weights, extra bytes while loading, names without a rule)."""
+    groups, g, parallel = case.checkpoint.groups, case.g, case.parallel
+    layers = len(parallel.layers(g.layers, stage))
+    held = sharding.share(groups, g, parallel, stage, sm=case.sm)
+    size = held.tensors + held.rounding
+    size += residents.latent_copies(g, parallel, layers) + residents.latent_dequantised(g, groups, parallel, layers)
+    size += residents.rope_table(g, case.checkpoint, case.load.context) + residents.mxfp4_swizzle(g, parallel, layers, case.sm)
+    size += residents.scale_copies(groups, g, parallel)
+    peak, unmatched = max(held.swizzle, held.largest), held.unmatched
+    if case.draft:
+        mtp = sharding.share(groups, g, parallel, stage, sm=case.sm, draft=True)
+        size += mtp.tensors + mtp.rounding + residents.latent_copies(g, parallel, 1)
+        peak += mtp.swizzle
+    read = case.readings.get("weights")
+    if read:
+        size = int(read + case.readings.get("draft_weights", 0.0))
+    return size, peak, unmatched
+
+
+def need(case: Case, load: Load, slack: float, *, margin: bool = True) -> int:
+    """Bytes that must stay outside weights and KV for ``load``."""
+    g, parallel = case.g, case.parallel
+    size = graph_bytes(case, load) + memory.activations(g, parallel, load) + memory.runtime(g, parallel, load)
+    return size + memory.scratch(g, load, slack) + (case.margin if margin else 0)
+
+
+def graph_bytes(case: Case, load: Load) -> int:
+    """The formula, or what an earlier boot read for the same largest batch."""
+    read = case.readings.get("graph_bytes")
+    if read and case.readings.get("cuda_graph_max_bs") == load.graph_bs:
+        return int(read)
+    return memory.graphs(case.g, load)
+
+
+def slack_needed(case: Case, pre: int, total: int) -> float:
+    """Bytes of ``pre`` that the fraction must leave: our account with the margin, and never less than sglang
+    would set aside for the same chunk and graphs. The indexer's scratch is a fifth of the answer itself."""
+    base = need(case, case.reserve, 0.0)
+    ours = base
+    if case.g.dsa:
+        ours = int(min(base + case.reserve.chunk * case.reserve.context * 4, base / 0.8))
+    return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / total * pre)
+
+
+def solve(case: Case) -> Result:
+    """The account of one case."""
+    parallel, g = case.parallel, case.g
+    overhead = memory.before_weights(parallel, case.nvlink)
+    pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
+    if case.readings.get("baseline_free"):
+        lowest = min(pres)
+        pres = tuple(int(p - lowest + case.readings["baseline_free"]) for p in pres)
+    pre, total = min(pres), min(gpu.total_bytes for gpu in case.gpus)
+    held = [weights(case, stage) for stage in range(parallel.pp)]
+    heaviest = max(size for size, _, _ in held)
+    pools = [kv.pools(g, parallel, case.kv_dtype, stage, raw_mla=case.raw_mla, draft_layers=1 if case.draft else 0,
+                      swa_ratio=case.swa_ratio) for stage in range(parallel.pp)]  # fmt: skip
+    # The pools allocate one page more than they count.
+    slack = slack_needed(case, pre, total) + case.page * max(pool.cell for pool in pools) + memory.MULTIMODAL * g.multimodal
+    recommended = max(0.0, math.floor((1 - slack / pre) * 1000 + 1e-9) / 1000) if pre else 0.0
+    fraction = case.fraction if case.fraction is not None else recommended
+
+    def tokens_at(share: float) -> tuple[int, int]:
+        rest = pre * share - heaviest - (memory.MULTIMODAL if g.multimodal else 0)
+        found = [pool.tokens(rest, case.page, requests=case.requests_given, radix=case.radix, ratio=case.mamba_ratio,
+                             slots=case.mamba_slots) for pool in pools if pool.cell or pool.state]  # fmt: skip
+        return min(t for t, _ in found), max(s for _, s in found)
+
+    tokens, state = tokens_at(fraction)
+    if case.token_limit is not None:
+        tokens = min(tokens, case.token_limit // case.page * case.page)
+    default = tokens_at(memory.engine_default(g, parallel, total))[0]
+    accounts, short = _accounts(case, pres, held, pools, tokens, state, pre * (1 - fraction))
+    reasons, warnings = _verdict(case, pres, held, tokens, fraction, recommended, short, accounts)
+    state_slots = state // pools[0].state - 1 if pools[0].state else None
+    unmatched = tuple(sorted({name for _, _, names in held for name in names}))
+    return Result(tuple(size for size, _, _ in held), pres, fraction, recommended, default, tokens,
+                  max(pool.cell for pool in pools), accounts, reasons, warnings, short, unmatched, state_slots)  # fmt: skip
+
+
+def _accounts(
+    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools], tokens: int,
+    state: int, slack: float,
+) -> tuple[tuple[Account, ...], int]:  # fmt: skip
+    """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
+    lines = []
+    short = 0
+    for position, (gpu, pre) in enumerate(zip(case.gpus, pres, strict=True)):
+        stage = position // case.parallel.tp % case.parallel.pp
+        size, peak, _ = held[stage]
+        pool = int((tokens + case.page) * pools[stage].cell) + (state if pools[stage].state else 0) if tokens else 0
+        graph = graph_bytes(case, case.load)
+        active = memory.activations(case.g, case.parallel, case.load) + memory.scratch(case.g, case.load, slack)
+        running = memory.runtime(case.g, case.parallel, case.load) + (memory.MULTIMODAL if case.g.multimodal else 0)
+        left = pre - size - pool - graph - active - running
+        short = max(short, case.margin - left)
+        margin = max(0, min(case.margin, left))
+        lines.append(Account(gpu.index, gpu.total_bytes - pre, size, pool if left >= 0 else None, graph, active, running,
+                             margin, left - margin if left >= 0 else None, gpu.total_bytes - pre + size + peak))  # fmt: skip
+    return tuple(lines), max(0, short)
+
+
+def _verdict(
+    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], tokens: int, fraction: float,
+    recommended: float, short: int, accounts: tuple[Account, ...],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+    reasons: list[str] = []
+    warnings: list[str] = []
+    pre, heaviest = min(pres), max(size for size, _, _ in held)
+    if pre < 0.9 * max(pres):
+        # model_runner: _check_tp_memory_balance
+        reasons.append(
+            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}: the engine refuses more than a "
+            "tenth of difference; free the fullest GPU"
+        )
+    peak = next((a for a, gpu in zip(accounts, case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes), None)
+    if heaviest >= pre or peak is not None:
+        what = f"weights need {format_bytes(heaviest)} per GPU"
+        if peak is not None and heaviest < pre:
+            what += f" and {format_bytes(peak.load_peak_bytes - peak.baseline_bytes)} while they load"
+        reasons.append(f"{what}, {format_bytes(pre)} can be had")
+    elif case.fraction is not None:
+        least = max(
+            need(case, case.reserve, pre * (1 - fraction)),
+            memory.engine_reserve(case.g, case.parallel, case.reserve, case.gpus[0].total_bytes, floor=False) + case.margin,
+        )
+        slack = pre * (1 - fraction)
+        if least > slack:
+            reasons.append(
+                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces and the "
+                f"margin, which need {format_bytes(least)}: MEM_FRACTION_STATIC={recommended:.3f} would fit"
+            )
+        elif fraction > recommended:
+            warnings.append(
+                f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these settings; "
+                f"{recommended:.3f} is what the plan would choose"
+            )
+    if not reasons and tokens < 1:
+        reasons.append(f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of {format_bytes(pre)}")
+    if not reasons and short > 0:
+        reasons.append(f"the account is {format_bytes(short)} short per GPU")
+    return tuple(reasons), tuple(warnings)
+
+
+def with_chunk(case: Case, chunk: int) -> Case:
+    """The same case with another prefill step."""
+    return replace(case, load=replace(case.load, chunk=chunk), reserve=replace(case.reserve, chunk=chunk))
