@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-
 _STARTING = frozenset({"STARTING", "PROBING"})
 _ENDING = frozenset({"DRAINING", "STOPPED", "GAVE_UP"})
 

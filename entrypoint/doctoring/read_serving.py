@@ -47,8 +47,8 @@ def _folder(setting: str, path: Path, table: list[tuple[str, str, tuple[str, ...
 
 
 def mounts(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(mount point, file system, options) of each line of /proc/self/mountinfo, the options of the mount and of
-    its file system together."""
+    """(mount point, file system, options) of each line of /proc/self/mountinfo, the options of the mount, and
+    `ro` when its file system is."""
     rows = []
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
@@ -56,7 +56,7 @@ def mounts(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
         if not separator or len(fields) < 6 or len(tail) < 1:
             continue
         point = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        options = [*fields[5].split(","), *(tail[2].split(",") if len(tail) > 2 and tail[2] == "ro" else ())]
+        options = [*fields[5].split(","), *(("ro",) if len(tail) > 2 and "ro" in tail[2].split(",") else ())]
         rows.append((point, tail[0], tuple(options)))
     return rows
 
