@@ -79,6 +79,8 @@ class Storm:
         draw = random.Random(f"{seed}-{number}")
         phase = draw.choice(FAKE_PHASES if self.fake else list(PHASES))
         victim, sig = draw.choice(VICTIMS[:3] if self.fake else VICTIMS), draw.choice(SIGNALS)
+        if phase in ("spawn", "imports") and not self.fake:
+            victim = "main"  # sglang has no other process yet
         result: dict[str, Any] = {"round": number, "phase": phase, "victim": victim, "signal": sig.name}
         sup = self.supervisor
         sup.until_ready()
@@ -96,7 +98,9 @@ class Storm:
             self.strike("scheduler", signal.SIGKILL)
             time.sleep(draw.uniform(0.5, 1.5))
         old = {p.pid: p.create_time() for p in self.tree()}
-        struck = self.strike(victim, sig)
+        patience = time.monotonic() + 3.0  # a victim that is not born yet
+        while not (struck := self.strike(victim, sig)) and time.monotonic() < patience:
+            time.sleep(0.05)
         result["struck"] = struck
         began = time.monotonic()
         if struck and victim != "resource_tracker":

@@ -232,6 +232,8 @@ class Supervisor:
         cwd = settings.state_dir / "run"
         cwd.mkdir(parents=True, exist_ok=True)
         self._alarm, self._watch = None, None
+        if self._run is not None:
+            self._run.signs.close()
         try:
             engine = process.Engine(command.argv, command.environment(self.environ, run_id), cwd, run_id)
         except OSError as error:
@@ -372,7 +374,8 @@ class Supervisor:
             asyncio.get_running_loop().call_later(LAST_WORDS, self._part_ended, number, ended)
 
     def _part_ended(self, number: int, ended: Ended) -> None:
-        if self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
+        under_way = self._run is not None and self._run.number == number
+        if under_way and self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
             self.log.warning(f"{ended.role} (pid {ended.pid}) of the engine is gone")
             self._events.put_nowait(machine.EngineEnded(number))
 
