@@ -39,6 +39,15 @@ class Patient:
     started: bool
 
 
+def prewarm() -> None:
+    """Load what an end needs while there is time: a second of imports and expressions at the moment of a crash would
+    keep probes waiting. Blocking: call it from a thread."""
+    from .healing import classify, facts, ladder  # noqa: F401
+    from .healing.causes import catalogue
+
+    catalogue()
+
+
 class Diagnosis:
     """``changes``: what healing has changed so far in this supervisor's life."""
 
@@ -54,6 +63,7 @@ class Diagnosis:
 
     async def examine(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
         """Classify, decide, write the post-mortem."""
+        await asyncio.to_thread(prewarm)
         from .healing import classify, facts, ladder
 
         run = patient.run
@@ -72,7 +82,7 @@ class Diagnosis:
         self.changes = tuple(merged.values())
         self.repair = decided.repair if decided.action == "repair_weights" else None
         self.clear_jit_cache = decided.clear_jit_cache
-        self._write(patient, loaded, verdict, decided, now)
+        await asyncio.to_thread(self._write, patient, loaded, verdict, decided, now)
         self._log.warning(f"engine ended: {verdict.cause} in stage {verdict.stage}: {verdict.summary}")
         for change in decided.changes:
             self._log.info(f"changing {change.setting} from {change.before} to {change.after}: {change.reason}")

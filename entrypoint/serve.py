@@ -15,7 +15,7 @@ from . import announce, inputs, terminal
 from .control import app as control
 from .control.records import Records
 from .control.status import Progress, Status
-from .diagnosis import Diagnosis, Patient
+from .diagnosis import Diagnosis, Patient, prewarm
 from .engine import log as engine_log
 from .engine import ports, process
 from .engine.client import EngineClient
@@ -255,6 +255,8 @@ class Supervisor:
         self._follow = asyncio.create_task(run.follow())
         self._run_tasks = []
         self._run_task(self._watch_start(run))
+        if number == 1:
+            await asyncio.to_thread(prewarm)
         return None
 
     async def _watch_start(self, run: Run) -> machine.Event:
