@@ -257,9 +257,7 @@ def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
     step = int(number(text.get("decoder_sparse_step"), 1)) or 1
     dense = text.get("mlp_only_layers")
     only = set(dense) if isinstance(dense, list) else set()
-    return frozenset(
-        i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only
-    )
+    return frozenset(i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only)
 
 
 def _sliding_layers(text: Mapping[str, Any], architecture: str, layers: int) -> frozenset[int]:

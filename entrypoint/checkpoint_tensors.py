@@ -194,7 +194,11 @@ def _mixture(g: Geometry, at: str) -> Iterator[Row]:
     ):
         yield Row(f"{mlp}.experts.*.{name}.weight", shape, g.experts, linear=True)
     if g.shared_intermediate:
-        shared = "shared_expert" if g.family in ("qwen_hybrid", "llama") and "Glm4" not in g.architecture else "shared_experts"
+        shared = (
+            "shared_expert"
+            if g.family in ("qwen_hybrid", "llama") and "Glm4" not in g.architecture
+            else "shared_experts"
+        )
         yield from _mlp(f"{mlp}.{shared}", g.hidden, g.shared_intermediate)
         if shared == "shared_expert":
             yield Row(f"{mlp}.shared_expert_gate.weight", (1, g.hidden))

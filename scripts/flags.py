@@ -26,7 +26,8 @@ def rows() -> list[dict[str, object]]:
                 "dest": action.dest,
                 "nargs": 1 if action.nargs is None else action.nargs,
                 "default": default if isinstance(default, str | int | float | bool | list | None) else str(default),
-                "choices": list(action.choices) if action.choices is not None else None,
+                # Sorted: some come from sets, whose order changes from run to run.
+                "choices": sorted(action.choices, key=str) if action.choices is not None else None,
                 "type": kind if kind in ("int", "float", "str") else None,
             }
         )

@@ -142,6 +142,8 @@ def facts(checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvli
 
 
 def _shared_in_floats(checkpoint: Checkpoint) -> bool:
-    routed = {x.dtype for x in checkpoint.groups if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))}
+    routed = {
+        x.dtype for x in checkpoint.groups if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))
+    }
     shared = {x.dtype for x in checkpoint.groups if ".shared_experts." in x.name and x.name.endswith("weight")}
     return bool(routed - {"BF16", "F16", "F32"}) and bool(shared & {"BF16", "F16", "F32"})

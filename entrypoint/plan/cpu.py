@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..checkpoint import Checkpoint
+from ..checkpoint_geometry import number, text_config
 from ..hardware import Inventory
 from .command import Command
-from ..checkpoint_geometry import number, text_config
 from .context import ENCODERS, derived_context, is_embedding
 from .parts import Choices, model_document, parallel_document, refusal_for_context
 from .plan import Plan
@@ -60,7 +60,11 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     command.set("--disable-overlap-schedule")
     if encoder:
         command.set("--disable-radix-cache")
-        choices.note("--disable-radix-cache", True, "a cached prefix changes an encoder's vectors: seen 0.64 cosine for one sentence")
+        choices.note(
+            "--disable-radix-cache",
+            True,
+            "a cached prefix changes an encoder's vectors: seen 0.64 cosine for one sentence",
+        )
     command.set("--chunked-prefill-size", chunk)
     command.set("--mem-fraction-static", fraction)
     command.set("--max-total-tokens", tokens)
@@ -74,7 +78,9 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     reasons = [r for r in (refusal_for_context(wishes, context, derived),) if r]
     for name in ("tp", "pp"):
         if choices.value(name) != 1:
-            reasons.append(f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU; {name.upper()}=1 would fit")
+            reasons.append(
+                f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU; {name.upper()}=1 would fit"
+            )
     if tokens < 1 or requests < 1:
         reasons.append("a pool without tokens or requests serves nothing")
     warnings = list(wishes.notes)

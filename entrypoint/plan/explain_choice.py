@@ -28,16 +28,25 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
     choices.take("chunked_prefill_size", chunk, _chunk_cost(case, result, usual_chunk))
     context = case.load.context
     whole = result.tokens // context if context else 0
-    choices.take("context_length", context, f"what the model allows and the pool holds: {whole} requests of that length at once")
+    choices.take(
+        "context_length", context, f"what the model allows and the pool holds: {whole} requests of that length at once"
+    )
     requests = case.load.requests * case.parallel.dp
     choices.take("max_running_requests", requests, f"{result.tokens // max(1, case.load.requests)} KV tokens each when all run; "
                  f"its table takes {format_bytes(memory.request_table(case.load))}")  # fmt: skip
     choices.take("cuda_graph_max_bs", case.load.graph_bs, f"every running request decodes from a graph; "
                  f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured")  # fmt: skip
     if case.token_limit is not None:
-        choices.take("max_total_tokens", case.token_limit, "what was asked for and no more, with a prefill step cut for it")
+        choices.take(
+            "max_total_tokens", case.token_limit, "what was asked for and no more, with a prefill step cut for it"
+        )
     if case.readings:
-        choices.note("readings", sorted(case.readings), "an earlier boot measured these; they replace the formulas", source="learned")
+        choices.note(
+            "readings",
+            sorted(case.readings),
+            "an earlier boot measured these; they replace the formulas",
+            source="learned",
+        )
 
 
 def _chunk_cost(case: solve.Case, result: solve.Result, usual: int) -> str:
@@ -64,7 +73,8 @@ def smallest_change(case: solve.Case, result: solve.Result, wishes: Wishes, inve
         wanted = min(other.load.context, 8192) if "context_length" not in wishes.fixed else other.load.context
         if tried.fits and tried.tokens >= wanted:
             found.append(text)
-        if len(found) == 2:
+        # A second way out is worth saying, a second larger TP is not.
+        if len(found) == 2 or (text.startswith("TP=") and found):
             break
     return (f"{'; or '.join(found)} would fit",) if found else ()
 
@@ -74,9 +84,8 @@ def _alternatives(case: solve.Case, wishes: Wishes, inventory: Inventory) -> Ite
         for chunk in (4096, 2048, 1024):
             if chunk < case.load.chunk:
                 yield f"CHUNKED_PREFILL_SIZE={chunk}", solve.with_chunk(case, chunk)
-    if case.g.dsa or not case.kv_dtype.startswith("fp8"):
-        if not case.kv_dtype.startswith("fp8") and case.sm >= 89:
-            yield "KV_CACHE_DTYPE=fp8_e4m3", replace(case, kv_dtype="fp8_e4m3")
+    if not case.kv_dtype.startswith("fp8") and case.sm >= 89 and not case.g.sliding_layers:
+        yield "KV_CACHE_DTYPE=fp8_e4m3", replace(case, kv_dtype="fp8_e4m3")
     if case.fraction is not None:
         yield "MEM_FRACTION_STATIC=auto", replace(case, fraction=None)
     if case.margin > memory.MIB * 256:

@@ -12,6 +12,7 @@ from typing import Any
 from .. import checkpoint_geometry
 from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
+from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
 from . import backends, explain_choice, kv, layout, solve
@@ -60,10 +61,31 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
     embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
     draft = choices.take("speculative", "off", "no draft was asked for", source="default") == "mtp"
     choices.take("memory_margin", wishes.settings.memory_margin, "kept free on top of the account", source="default")
-    case = _case(choices, wishes, checkpoint, g, parallel, gpus, sm, inventory.nvlink, kernels, derived, draft, readings)
-    reasons += [r for r in (refusal_for_context(wishes, case.load.context, derived), *kernels.reasons, _draft(draft, checkpoint, g)) if r]
+    case = _case(
+        choices, wishes, checkpoint, g, parallel, gpus, sm, inventory.nvlink, kernels, derived, draft, readings
+    )
+    reasons += [
+        r
+        for r in (
+            refusal_for_context(wishes, case.load.context, derived),
+            *kernels.reasons,
+            _draft(draft, checkpoint, g),
+        )
+        if r
+    ]
     if not gpus:
-        return _plan(wishes, checkpoint, choices, kernels, case, None, reasons or ["the box has no GPU: DEVICE=cpu"], warnings, embedding, derived)
+        return _plan(
+            wishes,
+            checkpoint,
+            choices,
+            kernels,
+            case,
+            None,
+            reasons or ["the box has no GPU: DEVICE=cpu"],
+            warnings,
+            embedding,
+            derived,
+        )
     case, result = _fit(choices, wishes, case, sm)
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
     warnings += [*kernels.warnings, *result.warnings, *_cautions(checkpoint, g, result, wishes, case)]
@@ -89,7 +111,9 @@ def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) ->
     return readings, None
 
 
-def _kernels(choices: Choices, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> Kernels:
+def _kernels(
+    choices: Choices, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool
+) -> Kernels:
     facts = backends.facts(checkpoint, g, parallel, sm, nvlink)
     wishes, flags = choices.wishes, dict[str, Any]()
     for rule in backends.RULES:
@@ -139,7 +163,10 @@ def _case(
     context = int(wishes.value("context_length", derived))
     load = Load(step, graphs, max(1, requests // parallel.dp), context, not off and backend != "disabled" and not encoder,
                 DRAFT_TOKENS if draft else 0)  # fmt: skip
-    dsa = [wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend") for side in ("prefill", "decode")]
+    dsa = [
+        wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend")
+        for side in ("prefill", "decode")
+    ]
     page = wishes.engine_arg("page_size")
     ratios = {name: _float(wishes.engine_arg(name), default) for name, default in (
         ("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))}  # fmt: skip
@@ -193,7 +220,13 @@ def _fit(choices: Choices, wishes: Wishes, case: solve.Case, sm: int) -> tuple[s
             load = replace(load, graph_bs=min(load.graph_bs, load.requests))
     final = replace(case, load=load, fraction=result.fraction if case.fraction is None else case.fraction)
     done = solve.solve(final)
-    done = replace(done, recommended=result.recommended, reasons=result.reasons, warnings=result.warnings, tokens=min(done.tokens, tokens) if tokens else 0)
+    done = replace(
+        done,
+        recommended=result.recommended,
+        reasons=result.reasons,
+        warnings=result.warnings,
+        tokens=min(done.tokens, tokens) if tokens else 0,
+    )
     return replace(final, fraction=case.fraction), done
 
 
@@ -209,7 +242,9 @@ def _requests(case: solve.Case, result: solve.Result, most: int) -> int:
 def _draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> str | None:
     if not draft:
         return None
-    has = any(".layers.%d." % g.layers in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups)
+    has = any(
+        f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
+    )
     return None if has else "SPECULATIVE=mtp, and the checkpoint has no MTP layer: SPECULATIVE=off would fit"
 
 
@@ -223,10 +258,18 @@ def _cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes:
         found.append("there are no shard headers: tensors were generated from config.json")
     if result.unmatched:
         names = ", ".join(result.unmatched[:3])
-        found.append(f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}")
+        found.append(
+            f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}"
+        )
     context, requests = case.load.context, case.load.requests
-    if wishes.is_user_set("context_length") and wishes.is_user_set("max_running_requests") and 0 < result.tokens < context * requests:
-        found.append(f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it while they are short")
+    if (
+        wishes.is_user_set("context_length")
+        and wishes.is_user_set("max_running_requests")
+        and 0 < result.tokens < context * requests
+    ):
+        found.append(
+            f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it while they are short"
+        )
     return found
 
 
@@ -237,8 +280,12 @@ def _plan(
     """Values, flags and account as the plan document has them."""
     load = case.load
     tokens = result.tokens if result and result.tokens > 0 else None
-    fraction = wishes.value("mem_fraction_static", result.fraction if result and result.fraction > 0 else None)
-    chunk = wishes.value("chunked_prefill_size", load.chunk * case.parallel.dp if case.checkpoint.architecture not in ENCODERS else -1)
+    fraction = wishes.value(
+        "mem_fraction_static", result.fraction if result and tokens and result.fraction > 0 else None
+    )
+    chunk = wishes.value(
+        "chunked_prefill_size", load.chunk * case.parallel.dp if case.checkpoint.architecture not in ENCODERS else -1
+    )
     requests = wishes.value("max_running_requests", load.requests * case.parallel.dp)
     values = {"context_length": load.context, "max_running_requests": requests, "chunked_prefill_size": chunk,
               "cuda_graph_max_bs": wishes.value("cuda_graph_max_bs", load.graph_bs)}  # fmt: skip
@@ -252,7 +299,10 @@ def _plan(
         command.set(option, value)
     kv_dtype = choices.value("kv_cache_dtype")
     command.set("--kv-cache-dtype", kv_dtype if kv_dtype != "auto" else None)
-    command.set("--context-length", values["context_length"] if values["context_length"] != derived or "context_length" in wishes.fixed else None)
+    command.set(
+        "--context-length",
+        values["context_length"] if values["context_length"] != derived or "context_length" in wishes.fixed else None,
+    )
     command.set("--max-running-requests", requests)
     command.set("--chunked-prefill-size", chunk)
     if checkpoint.architecture in ENCODERS:
@@ -264,7 +314,12 @@ def _plan(
     command.set("--mem-fraction-static", fraction)
     command.set("--max-total-tokens", case.token_limit)
     if case.draft:
-        for option, value in (("algorithm", "NEXTN"), ("num-steps", DRAFT_STEPS), ("eagle-topk", 1), ("num-draft-tokens", DRAFT_TOKENS)):
+        for option, value in (
+            ("algorithm", "NEXTN"),
+            ("num-steps", DRAFT_STEPS),
+            ("eagle-topk", 1),
+            ("num-draft-tokens", DRAFT_TOKENS),
+        ):
             command.set(f"--speculative-{option}", value)
     command.set("--enable-metrics")
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
@@ -273,8 +328,13 @@ def _plan(
     return Plan(
         feasible=feasible,
         reasons=tuple(reasons),
-        model=model_document(checkpoint, str(choices.value("quantization") or backends.method(checkpoint.quantization))),
-        gpus=tuple({"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes} for x in case.gpus),
+        model=model_document(
+            checkpoint, str(choices.value("quantization") or method(checkpoint.quantization))
+        ),
+        gpus=tuple(
+            {"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes}
+            for x in case.gpus
+        ),
         parallel=parallel_document(choices, wishes),
         device="cuda",
         kv_bytes_per_token=int(result.cell) if result else None,

@@ -23,7 +23,9 @@ def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Paralle
         fit = largest_tp(g, max(1, world // pp))
         reasons.append(f"TP={tp} with PP={pp} needs {tp * pp} GPUs, {world} are there: TP={fit} would fit")
     elif not divides(g, tp):
-        reasons.append(f"TP={tp} does not divide the model's {g.heads} heads and widths: TP={largest_tp(g, tp)} would fit")
+        reasons.append(
+            f"TP={tp} does not divide the model's {g.heads} heads and widths: TP={largest_tp(g, tp)} would fit"
+        )
     if tp % ep:
         reasons.append(f"EP={ep} does not divide TP={tp}: EP=1 would fit")
     if tp % dp:

@@ -64,4 +64,6 @@ def refusal_for_context(wishes: Wishes, context: int, derived: int) -> str | Non
     """sglang refuses a context longer than the model's unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set."""
     if context <= derived or wishes.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") in ("1", "true"):
         return None
-    return f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}: CONTEXT_LENGTH={derived} would fit"
+    return (
+        f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}: CONTEXT_LENGTH={derived} would fit"
+    )

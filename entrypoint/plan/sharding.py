@@ -118,7 +118,9 @@ class Share:
     unmatched: tuple[str, ...]
 
 
-def share(groups: Iterable[Group], g: Geometry, parallel: Parallel, stage: int, *, sm: int, draft: bool = False) -> Share:
+def share(
+    groups: Iterable[Group], g: Geometry, parallel: Parallel, stage: int, *, sm: int, draft: bool = False
+) -> Share:
     """What one rank of ``stage`` holds. ``draft``: the MTP layers instead of the model's own."""
     layers = parallel.layers(g.layers, stage)
     blocks: dict[str, int] = {}
@@ -132,6 +134,8 @@ def share(groups: Iterable[Group], g: Geometry, parallel: Parallel, stage: int, 
             continue
         if not draft and not _on_stage(group.name, layer, layers, parallel, stage, g):
             continue
+        if ".indexer." in group.name and layer is not None and layer < g.layers and layer not in g.indexer_layers:
+            continue  # not built on layers that share another's indices
         if draft and (".shared_head.head." in group.name or "embed_tokens" in group.name):
             continue  # shared with the model's own
         tail = group.name if match is None else group.name[: match.start()] + group.name[match.end() - 1 :]
@@ -165,7 +169,11 @@ def _on_rank(group: Group, rule: Rule | None, g: Geometry, parallel: Parallel, s
     """Bytes of ``group`` on one rank, in the dtype that the engine keeps it in."""
     size = group.size
     split = rule.split if rule else "full"
-    if group.dtype in _FLOATS and not (rule and rule.keep32) and not group.name.endswith(("_scale_2", "input_scale", "_scale_inv")):
+    if (
+        group.dtype in _FLOATS
+        and not (rule and rule.keep32)
+        and not group.name.endswith(("_scale_2", "input_scale", "_scale_inv"))
+    ):
         size = group.size * g.itemsize // {"F32": 4, "F64": 8}.get(group.dtype, 2)
     total = size * group.count
     if split == "skip":

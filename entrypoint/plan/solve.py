@@ -75,7 +75,9 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     held = sharding.share(groups, g, parallel, stage, sm=case.sm)
     size = held.tensors + held.rounding
     size += residents.latent_copies(g, parallel, layers) + residents.latent_dequantised(g, groups, parallel, layers)
-    size += residents.rope_table(g, case.checkpoint, case.load.context) + residents.mxfp4_swizzle(g, parallel, layers, case.sm)
+    size += residents.rope_table(g, case.checkpoint, case.load.context) + residents.mxfp4_swizzle(
+        g, parallel, layers, case.sm
+    )
     size += residents.scale_copies(groups, g, parallel)
     peak, unmatched = max(held.swizzle, held.largest), held.unmatched
     if case.draft:
@@ -127,7 +129,9 @@ def solve(case: Case) -> Result:
     pools = [kv.pools(g, parallel, case.kv_dtype, stage, raw_mla=case.raw_mla, draft_layers=1 if case.draft else 0,
                       swa_ratio=case.swa_ratio) for stage in range(parallel.pp)]  # fmt: skip
     # The pools allocate one page more than they count.
-    slack = slack_needed(case, pre, total) + case.page * max(pool.cell for pool in pools) + memory.MULTIMODAL * g.multimodal
+    slack = (
+        slack_needed(case, pre, total) + case.page * max(pool.cell for pool in pools) + memory.MULTIMODAL * g.multimodal
+    )
     recommended = max(0.0, math.floor((1 - slack / pre) * 1000 + 1e-9) / 1000) if pre else 0.0
     fraction = case.fraction if case.fraction is not None else recommended
 
@@ -193,7 +197,8 @@ def _verdict(
     elif case.fraction is not None:
         least = max(
             need(case, case.reserve, pre * (1 - fraction)),
-            memory.engine_reserve(case.g, case.parallel, case.reserve, case.gpus[0].total_bytes, floor=False) + case.margin,
+            memory.engine_reserve(case.g, case.parallel, case.reserve, case.gpus[0].total_bytes, floor=False)
+            + case.margin,
         )
         slack = pre * (1 - fraction)
         if least > slack:
@@ -207,7 +212,9 @@ def _verdict(
                 f"{recommended:.3f} is what the plan would choose"
             )
     if not reasons and tokens < 1:
-        reasons.append(f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of {format_bytes(pre)}")
+        reasons.append(
+            f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of {format_bytes(pre)}"
+        )
     if not reasons and short > 0:
         reasons.append(f"the account is {format_bytes(short)} short per GPU")
     return tuple(reasons), tuple(warnings)

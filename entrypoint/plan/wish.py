@@ -108,7 +108,9 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
             continue
         value = _typed(name, one)
         if name in fixed and fixed[name].source != "learned" and fixed[name].value != value:
-            notes.append(f"{one.tokens[0]} {value} in {PREFIX}ENGINE_ARGS wins over {PREFIX}{name.upper()}={fixed[name].value}")
+            notes.append(
+                f"{one.tokens[0]} {value} in {PREFIX}ENGINE_ARGS wins over {PREFIX}{name.upper()}={fixed[name].value}"
+            )
         fixed[name] = Decision(name, value, origin, f"set by {one.tokens[0]} in {PREFIX}ENGINE_ARGS ({origin})")
     for change in changes:
         if change.setting in ("tp", "model", "revision"):
@@ -118,7 +120,12 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
 
 
 def _apply(
-    change: Change, prefix: str, fixed: dict[str, Decision], flags: dict[str, Any], env: dict[str, str], extra: list[Decision]
+    change: Change,
+    prefix: str,
+    fixed: dict[str, Decision],
+    flags: dict[str, Any],
+    env: dict[str, str],
+    extra: list[Decision],
 ) -> None:
     """One change of healing or learning: a settings field, an engine flag, or an environment name."""
     reason = prefix + change.reason

@@ -23,7 +23,10 @@ ROOT = Path(__file__).parents[2]
         ("--disable-radix-cache --tp 4", [("--disable-radix-cache",), ("--tensor-parallel-size", "4")]),
         ("--chunked-prefill-size -1", [("--chunked-prefill-size", "-1")]),
         ("""--json-model-override-args '{"a": 1}'""", [("--json-model-override-args", '{"a": 1}')]),
-        ("--cuda-graph-bs-decode 1 2 4 --load-format dummy", [("--cuda-graph-bs-decode", "1", "2", "4"), ("--load-format", "dummy")]),
+        (
+            "--cuda-graph-bs-decode 1 2 4 --load-format dummy",
+            [("--cuda-graph-bs-decode", "1", "2", "4"), ("--load-format", "dummy")],
+        ),
     ],
 )
 def test_flags_the_engine_takes(text: str, tokens: list[tuple[str, ...]]) -> None:

@@ -1,0 +1,151 @@
+"""The plan for people: a bar per GPU, the numbers behind it, every decision with its reason, the command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ..units import format_bytes
+
+# In the order of the bar. Every part has a letter of its own, so that the bar reads without colours.
+PARTS = (
+    ("baseline_bytes", "driver, context, communicators", "▏", "bright_black"),
+    ("weights_bytes", "weights", "█", "blue"),
+    ("kv_bytes", "KV cache", "▓", "green"),
+    ("graph_bytes", "CUDA graphs", "g", "magenta"),
+    ("activation_bytes", "activations", "a", "yellow"),
+    ("runtime_bytes", "workspaces, tables", "r", "cyan"),
+    ("margin_bytes", "margin", "m", "red"),
+    ("free_bytes", "free", "·", "bright_black"),
+)
+VALUES = (
+    "mem_fraction_static", "max_total_tokens", "kv_bytes_per_token", "context_length", "max_running_requests",
+    "chunked_prefill_size", "cuda_graph_max_bs", "kv_cache_dtype", "attention_backend", "moe_runner_backend",
+    "fp4_gemm_backend",
+)  # fmt: skip
+BAR = 56
+
+
+def render(document: Mapping[str, Any]) -> Any:
+    """A rich renderable of a plan document; fits 80 columns and says the same without colours."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [_headline(document)]
+    for reason in document.get("reasons") or ():
+        parts.append(Text(f"  - {reason}", style="red"))
+    if document.get("per_gpu"):
+        parts += ["", *_bars(document), _numbers(document["per_gpu"])]
+    parts += ["", _values(document), "", _decisions(document)]
+    for warning in document.get("warnings") or ():
+        parts.append(Text(f"warning: {warning}", style="yellow"))
+    argv = (document.get("engine") or {}).get("argv") or []
+    if argv:
+        parts += ["", Text("engine command", style="bold"), Text(_command(argv))]
+    return Group(*parts)
+
+
+def _headline(document: Mapping[str, Any]) -> Any:
+    from rich.text import Text
+
+    model, parallel = document.get("model") or {}, document.get("parallel") or {}
+    gpus = document.get("gpus") or []
+    box = f"{len(gpus)}x {gpus[0]['name']}" if gpus else "the CPU"
+    size = f", {format_bytes(model['bytes'])} in {model['tensors']} tensors" if model.get("bytes") else ""
+    layout = " ".join(
+        f"{name}={parallel[name]}" for name in ("tp", "pp", "ep", "dp_attention") if parallel.get(name, 1) != 1
+    )
+    text = Text(f"{model.get('id')}", style="bold")
+    text.append(f" ({model.get('architecture') or 'unknown architecture'}{size}) on {box} {layout}\n", style="not bold")
+    fits = bool(document.get("feasible"))
+    text.append("fits" if fits else "does not fit", style="bold green" if fits else "bold red")
+    return text
+
+
+def _bars(document: Mapping[str, Any]) -> list[Any]:
+    from rich.text import Text
+
+    lines: list[Any] = []
+    for account in document["per_gpu"]:
+        total = next((g["total_bytes"] for g in document["gpus"] if g["index"] == account["index"]), 0) or 1
+        line = Text(f"GPU {account['index']:<2} ", no_wrap=True)
+        used, drawn = 0, 0
+        for name, _, letter, colour in PARTS:
+            used += account.get(name) or 0
+            until = min(BAR, round(used / total * BAR))
+            # A part too small for a letter shows none rather than another's room.
+            line.append(letter * max(0, until - drawn), style=colour)
+            drawn = max(drawn, until)
+        line.append(" " * (BAR - drawn) + f" {format_bytes(total)}")
+        lines.append(line)
+    legend = Text("       ", overflow="fold")
+    for name, label, letter, colour in PARTS:
+        if any(account.get(name) for account in document["per_gpu"]):
+            legend.append(f"{letter} ", style=colour)
+            legend.append(f"{label}  ")
+    return [*lines, legend]
+
+
+def _numbers(accounts: list[Mapping[str, Any]]) -> Any:
+    """One column for GPUs with the same numbers."""
+    from rich.table import Table
+
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for account in accounts:
+        key = (*(account.get(name) for name, *_ in PARTS), account["load_peak_bytes"])
+        kinds.setdefault(key, []).append(account["index"])
+    table = Table(box=None, pad_edge=False, show_header=len(kinds) > 1)
+    table.add_column("")
+    for indices in list(kinds.values())[:4]:
+        table.add_column("GPU " + ",".join(map(str, indices)), justify="right")
+    labels = [label for _, label, *_ in PARTS] + ["peak while loading"]
+    for row, label in enumerate(labels):
+        cells = [format_bytes(key[row]) if key[row] is not None else "-" for key in list(kinds)[:4]]
+        table.add_row(label, *cells)
+    return table
+
+
+def _values(document: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in VALUES:
+        value = document.get(name)
+        if value is not None:
+            table.add_row(name, f"{value:,}" if isinstance(value, int) and abs(value) > 9999 else str(value))
+    return table
+
+
+def _decisions(document: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="why", title_justify="left")
+    table.add_column("setting", overflow="fold", max_width=24)
+    table.add_column("value", overflow="fold", max_width=16)
+    table.add_column("reason", overflow="fold")
+    for decision in document.get("decisions") or ():
+        source = decision["source"]
+        origin = "" if source in ("computed", "default") else f"[{source}] "
+        table.add_row(str(decision["setting"]), str(decision["value"]), _plain(origin + str(decision["reason"])))
+    return table
+
+
+def _plain(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _command(argv: list[str]) -> str:
+    """One flag a line, ready to paste into a shell."""
+    lines: list[str] = []
+    for word in argv:
+        quoted = shlex.quote(word)
+        if word.startswith("--") or not lines:
+            lines.append(quoted)
+        else:
+            lines[-1] += f" {quoted}"
+    return " \\\n  ".join(lines)
