@@ -33,7 +33,8 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     && mkdir /opt/relaunch/locks && cp /tmp/lock.txt /opt/relaunch/locks/runtime.txt
 
 FROM base AS engine
-# g++: FlashInfer, sglang and Triton compile kernels at run time. git-less and curl-less on purpose.
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# g++: FlashInfer, sglang and Triton compile kernels at run time. libnuma1: the engine binds ranks to NUMA nodes.
 # Versions are not pinned: Debian removes superseded ones from its mirrors, and a pin would break the build with
 # the next security fix. What was installed stands in the SBOM.
 # hadolint ignore=DL3008
@@ -65,10 +66,16 @@ RUN --mount=type=bind,source=entrypoint/cuda,target=/tmp/build/relaunch_cuda \
             "${SM}" /var/cache/relaunch /opt/relaunch/warm "${WARM}" ${WARM_JOBS:+"${WARM_JOBS}"}; \
     fi
 
+# What is inside, readable without starting it; a test holds these to locks/engine.txt.
+LABEL relaunch.engine.sglang="0.5.23" \
+      relaunch.engine.torch="2.14.1" \
+      relaunch.engine.flashinfer-python="0.7.2" \
+      relaunch.lock="sha256:6e50067f6438aacbc99b7fd7cb43bd265e4d6288bc2f798cd072ca6a279f1ab0"
+
 # hadolint ignore=DL3006
 FROM ${VARIANT} AS image
 # Any uid may run this: HOME is the cache volume, and what the volumes start from is writable by all.
-RUN mkdir -p -m 1777 /var/lib/relaunch /var/cache/relaunch /var/cache/huggingface \
+RUN mkdir -p /var/lib/relaunch /var/cache/relaunch /var/cache/huggingface \
     && chmod 1777 /var/lib/relaunch /var/cache/relaunch /var/cache/huggingface
 ENV HOME=/var/cache/relaunch \
     USER=relaunch \
@@ -83,9 +90,9 @@ ENV HOME=/var/cache/relaunch \
 COPY deploy/container/relaunch deploy/container/healthy /opt/relaunch/bin/
 COPY entrypoint /opt/relaunch/app/entrypoint
 COPY env /opt/relaunch/app/entrypoint/env
-# Byte-code that does not depend on file times, so that two builds give the same bytes.
+# Byte-code that depends on neither file times nor a random hash seed: two builds give the same bytes.
 RUN --mount=type=bind,source=scripts/sbom.py,target=/tmp/sbom.py \
-    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/relaunch/app \
+    PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/relaunch/app \
     && /opt/relaunch/venv/bin/python -P /tmp/sbom.py --locks /opt/relaunch/locks --output /opt/relaunch/sbom.cdx.json
 
 ARG VERSION=0.1.0

@@ -163,7 +163,8 @@ def _dockerd(docker: Docker) -> None:
     with (work / "dockerd.log").open("ab") as log:
         daemon = subprocess.Popen(
             ["dockerd", "--data-root", str(work / "data"), "--exec-root", str(work / "exec"),
-             "-H", docker.env["DOCKER_HOST"], "-p", str(work / "docker.pid"), "--add-runtime", f"ci={HERE / 'runc_ci'}", "--default-runtime", "ci"],
+             "-H", docker.env["DOCKER_HOST"], "-p", str(work / "docker.pid"),
+             "--add-runtime", f"ci={HERE / 'runc_ci'}", "--default-runtime", "ci"],
             env=dict(docker.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     for _ in range(120):
