@@ -86,8 +86,7 @@ class Boot:
     marked: tuple[int, str] | None = None  # the last stage line
 
     def stage_of(self, writer: str) -> str | None:
-        own = self.stages.get(writer) if writer in self.stages or writer else self.latest
-        own = own or self.latest
+        own = (self.stages.get(writer) if writer else None) or self.latest
         if self.floor and (own is None or ORDER.index(own) < ORDER.index(self.floor)):
             return self.floor
         return own

@@ -1,0 +1,278 @@
+# ruff: noqa: E501 - log lines stand as they were written
+"""Verdicts: the repository's own corpus always, the handed cases where they lie beside the clone."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import EXIT_UNREADABLE, Stop
+from entrypoint.healing import causes
+from entrypoint.healing.causes import catalogue
+from entrypoint.healing.classify import Observed, classify, explain_file
+from entrypoint.healing.scan import WORDS, Scanner
+
+DATA = Path(__file__).parents[1] / "data"
+HANDED = Path(__file__).parents[2].parent / "shared" / "cases"
+OWN = [json.loads(line) for line in (DATA / "failures" / "written.jsonl").read_text(encoding="utf-8").splitlines()]
+READY = "[2026-11-29 16:49:57] The server is fired up and ready to roll!"
+SIGQUIT = "[2026-11-29 16:50:01] SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+ARGS = "[2026-11-29 16:30:36] server_args={'model_path': 'm', 'note': 'CUDA out of memory'}"
+
+# Handed cases whose given answer can be argued with, and why ours is the better one. None at present: where the
+# action is a stop that a known setting heals, the cause is the given one and the ladder heals (test_ladder.py).
+ARGUABLE: dict[str, str] = {}
+
+
+def read(name: str) -> list[str]:
+    return (DATA / "logs" / name).read_text(encoding="utf-8").split("\n")
+
+
+@pytest.mark.parametrize("case", OWN, ids=[f"{n}-{case['cause']}" for n, case in enumerate(OWN)])
+def test_own_corpus(case: dict[str, str]) -> None:
+    assert classify(case["text"].split("\n")).cause == case["cause"], case["text"]
+
+
+def test_own_corpus_survives_what_wraps_a_log() -> None:
+    """The same lines through docker compose, Kubernetes and journald."""
+    wrappers = ("sglang-1  | {}", "2026-11-29T16:41:08.123456789Z stderr F {}", "Nov 29 16:41:08 box docker[77]: {}")
+    for wrapper in wrappers:
+        right = sum(
+            classify([wrapper.format(line) for line in case["text"].split("\n")]).cause == case["cause"] for case in OWN
+        )
+        assert right >= 0.98 * len(OWN), wrapper
+
+
+def test_every_line_that_a_rule_knows_passes_the_word_filter() -> None:
+    for case in OWN:
+        for line in case["text"].split("\n"):
+            if any(rule.weight > 33 and rule.text.search(line) for rule in catalogue().rules):
+                assert any(word in line.lower() for word in WORDS), line
+
+
+def test_the_handed_cases() -> None:
+    if not HANDED.is_dir():
+        return  # not everybody has them; the own corpus stands above
+    wrong = []
+    for line in (HANDED / "failures.jsonl").read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        verdict = classify(case["text"].split("\n"))
+        if (verdict.cause, verdict.action) != (case["cause"], case["action"]) and case["id"] not in ARGUABLE:
+            wrong.append((case["kind"], case["id"], verdict.cause))
+    assert [item for item in wrong if item[0] == "log"] == []
+    assert len(wrong) <= 3, wrong
+    for name, expected in json.loads((HANDED / "logs" / "expected.json").read_text(encoding="utf-8")).items():
+        verdict = explain_file(HANDED / "logs" / name)
+        assert (verdict.cause, verdict.action, verdict.stage) == tuple(
+            expected[key] for key in ("cause", "action", "stage")
+        ), name
+
+
+def test_no_rule_is_a_whole_line_of_a_case() -> None:
+    texts = [case["text"] for case in OWN]
+    if HANDED.is_dir():
+        lines = (HANDED / "failures.jsonl").read_text(encoding="utf-8").splitlines()
+        texts += [json.loads(line)["text"] for line in lines]
+    lines = {line.lower() for text in texts for line in text.split("\n") if len(line) > 32}
+    for path in sorted((Path(causes.__file__).parent / "catalogue").glob("*.toml")):
+        for rule in tomllib.loads(path.read_text(encoding="utf-8")).get("rule", ()):
+            for run in re.split(r"\\[a-z]\??|\.\{[\d,]+\}|\|\(|[|()\[\]*+?^$]", " ".join(rule["re"])):
+                literal = run.replace("\\", "").lower().strip()
+                for line in lines:
+                    assert line not in literal, (rule["cause"], line)
+                    assert literal not in line or len(literal) < 0.9 * len(line), (rule["cause"], line)
+
+
+def test_the_catalogue_is_closed_and_whole() -> None:
+    causes = catalogue().causes
+    assert len(causes) == 38
+    for rule in catalogue().rules:
+        assert rule.cause in causes or rule.cause in catalogue().by_stage
+    for table in catalogue().by_stage.values():
+        assert set(table.values()) <= set(causes) and "default" in table
+
+
+def test_a_healthy_boot_and_a_cut_off_boot_are_none() -> None:
+    lines = read("boot-to-ready.log")
+    assert classify(lines).cause == "none"
+    for end in range(1, len(lines)):
+        assert classify(lines[:end]).cause == "none", lines[end - 1]
+    assert classify([]).cause == "none"
+
+
+@pytest.mark.parametrize(
+    ("mark", "cause", "stage"),
+    [
+        ("Load weight begin. avail mem=93.86 GB", "oom_load", "weight_load"),
+        ("Load weight end. elapsed=1 s, avail mem=38 GB, mem usage=56 GB.", "oom_kv_alloc", "kv_alloc"),
+        ("Memory pool end. avail mem=9.92 GB", "oom_runtime", "warmup"),
+        ("Running FlashInfer autotune with cache: x", "oom_runtime", "warmup"),
+        ("Capture target decode CUDA graph begin. backend=full, avail mem=9 GB", "oom_graph_capture", "graph_capture"),
+        ("Capture target decode CUDA graph end. elapsed=1 s, mem usage=1 GB, avail mem=9 GB.", "oom_runtime", "warmup"),
+    ],
+)
+def test_the_stage_decides_about_one_and_the_same_text(mark: str, cause: str, stage: str) -> None:
+    verdict = classify([f"[2026-11-29 16:41:08 TP0] {mark}", "torch.OutOfMemoryError: CUDA out of memory."])
+    assert (verdict.cause, verdict.stage) == (cause, stage)
+
+
+def test_the_failing_ranks_own_stage_counts() -> None:
+    """Rank 3 is still loading while rank 0 has its pool."""
+    verdict = classify(
+        [
+            "[2026-11-29 16:41:08 TP3] Load weight begin. avail mem=93.86 GB",
+            "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB",
+            "[2026-11-29 16:41:50 TP0] Load weight end. elapsed=36 s, avail mem=38 GB, mem usage=56 GB.",
+            "[2026-11-29 16:41:55 TP0] Memory pool end. avail mem=9.92 GB",
+            "[2026-11-29 16:41:56 TP3] Scheduler hit an exception: Traceback (most recent call last):",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ]
+    )
+    assert (verdict.cause, verdict.rank) == ("oom_load", 3)
+
+
+def test_the_first_fatal_text_wins_over_its_echoes() -> None:
+    verdict = classify(
+        [
+            "[2026-11-29 16:41:08 TP5] Capture target decode CUDA graph begin. backend=full, avail mem=2 GB",
+            "[2026-11-29 16:41:09 TP5] Scheduler hit an exception: Traceback (most recent call last):",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
+            "[rank2]: RuntimeError: NCCL error: unhandled system error",
+            "[2026-11-29 16:42:00] Subprocess scheduler_5 (pid=9) crashed with exit code -9.",
+            SIGQUIT,
+        ]
+    )
+    assert (verdict.cause, verdict.rank) == ("oom_graph_capture", 5)
+    assert verdict.evidence[0].line == 3
+
+
+def test_exit_minus_nine_needs_a_sign_to_be_host_oom() -> None:
+    lines = [READY, "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...", SIGQUIT]
+    assert classify(lines).cause == "killed"
+    assert classify(lines, Observed(exit_code=137, oom_kill=True)).cause == "host_oom"
+    assert classify([*lines, "kernel: oom-kill:constraint=CONSTRAINT_MEMCG,task=python3"]).cause == "host_oom"
+
+
+def test_a_pinned_allocation_is_host_memory_even_if_the_text_says_cuda() -> None:
+    verdict = classify(["RuntimeError: CUDA error: out of memory in cudaHostAlloc (pinned memory)"])
+    assert verdict.cause == "host_oom"
+
+
+def test_foreign_memory_is_told_from_too_much_of_our_own() -> None:
+    head = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.5 GiB. GPU 3 has a total capacity of 95.0 GiB"
+    own = f"{head} of which 1.0 GiB is free. Including non-PyTorch memory, this process has 94.0 GiB memory in use."
+    foreign = f"{head} of which 1.0 GiB is free. Including non-PyTorch memory, this process has 20.0 GiB memory in use."
+    begin = "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB"
+    assert classify([begin, own]).cause == "oom_load"
+    assert classify([begin, foreign]).cause == "memory_unbalanced"
+
+
+@pytest.mark.parametrize(
+    ("observed", "cause"),
+    [
+        (Observed(exit_code=137, stop_requested=True), "none"),
+        (Observed(gpus_missing=True), "gpu_lost"),
+        (Observed(exit_code=1, xids=(79,)), "gpu_lost"),
+        (Observed(exit_code=1, xids=(31,)), "engine_crash"),
+        (Observed(signal=9, oom_kill=True), "host_oom"),
+        (Observed(canary="nan"), "nan_output"),
+        (Observed(canary="degenerate"), "degenerate_output"),
+        (Observed(canary="silent"), "hang_serving"),
+        (Observed(hang="serving"), "hang_serving"),
+        (Observed(hang="startup", compiler_running=True), "none"),
+        (Observed(hang="startup", stage="nccl_init"), "nccl_init_hang"),
+        (Observed(hang="startup", stage="graph_capture"), "graph_capture_failed"),
+        (Observed(hang="startup", stage="weight_load"), "hang_startup"),
+        (Observed(signal=9), "killed"),
+        (Observed(exit_code=143), "killed"),
+        (Observed(signal=11, stage="nccl_init"), "nccl_error"),
+        (Observed(signal=11, stage="serving"), "engine_crash"),
+        (Observed(signal=7, stage="nccl_init"), "shm_too_small"),
+        (Observed(exit_code=2, stage="init"), "config_rejected"),
+        (Observed(exit_code=1), "unknown"),
+        (Observed(exit_code=0), "unknown"),
+        (Observed(), "none"),
+    ],
+)
+def test_what_is_seen_from_outside(observed: Observed, cause: str) -> None:
+    assert classify([], observed).cause == cause
+
+
+def test_a_hang_during_capture_with_an_oom_of_one_rank_is_the_oom() -> None:
+    lines = [
+        "[2026-11-29 16:41:08 TP0] Capture target decode CUDA graph begin. backend=full, avail mem=2 GB",
+        "[2026-11-29 16:41:08 TP6] Capture target decode CUDA graph begin. backend=full, avail mem=2 GB",
+        "[2026-11-29 16:41:20 TP6] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    assert classify(lines, Observed(hang="startup")).cause == "oom_graph_capture"
+
+
+def test_configuration_is_no_evidence() -> None:
+    assert classify([ARGS]).cause == "none"
+
+
+def test_the_last_run_of_a_log_counts() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    first = [ARGS, "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB", oom, SIGQUIT]
+    second = [ARGS, "[2026-11-29 16:41:08 TP0] Init parallel begin.", "ValueError: Port is already in use. dist_init_port=1"]
+    assert classify([*first, *second, SIGQUIT]).cause == "port_in_use"
+    healthy = classify([*first, ARGS, READY])
+    assert healthy.cause == "oom_load", "the last failure, when the last run shows none"
+
+
+def test_numbers_and_files_are_taken_out() -> None:
+    verdict = classify(
+        [
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.6. "
+            "Raise --mem-fraction-static above 0.613 (minimum viable = 1 - available/pre = 0.6121)."
+        ]
+    )
+    assert verdict.numbers["fraction"] == 0.6
+    assert verdict.numbers["minimum_fraction"] == pytest.approx(0.6121, abs=0.001)
+    corrupt = classify(["OSError: Consistency check failed: file should be of size 9 but has size 4 (a-00003.safetensors)."])
+    assert corrupt.files == ("a-00003.safetensors",)
+    oom = classify(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB."])
+    assert oom.numbers["tried_bytes"] == 96 << 20
+
+
+def test_no_secret_reaches_the_evidence() -> None:
+    token = "hf_" + "A" * 34
+    verdict = classify([f"GatedRepoError: 401 Client Error. token={token} Access to model x is restricted"])
+    assert verdict.cause == "hub_gated"
+    assert token not in json.dumps(verdict.document())
+
+
+def test_the_document_is_the_contract() -> None:
+    document = classify(["torch.OutOfMemoryError: CUDA out of memory."]).document()
+    assert list(document) == ["cause", "action", "stage", "rank", "confidence", "evidence", "summary", "next_step"]
+    assert document["evidence"] == [{"line": 1, "text": "torch.OutOfMemoryError: CUDA out of memory."}]
+    assert 0 < document["confidence"] <= 1
+
+
+def test_explain_reads_any_file(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    decode = "[2026-11-29 16:50:01 TP0] Decode batch, #running-req: 8, #token: 32024, token usage: 0.03\n"
+    noise = b"\x00\xff\xfe" * 300_000 + b"\n" + b"x" * 2_000_000 + b"\n"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\r\n"
+    log.write_bytes(noise + READY.encode() + b"\n" + decode.encode() * 40_000 + oom.encode() + SIGQUIT.encode())
+    began = time.monotonic()
+    verdict = explain_file(log)
+    assert verdict.cause == "oom_runtime"
+    assert verdict.evidence[0].line == 40_004
+    assert time.monotonic() - began < 10
+    with pytest.raises(Stop) as stop:
+        explain_file(tmp_path / "absent.log")
+    assert stop.value.exit_code == EXIT_UNREADABLE
+
+
+def test_a_log_full_of_failures_stays_bounded() -> None:
+    scanner = Scanner()
+    for number in range(30_000):
+        scanner.feed(number, f"RuntimeError: CUDA error: an illegal memory access was encountered, try {number % 7}")
+    assert len(scanner.boot.hits) <= 4000
