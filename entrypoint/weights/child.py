@@ -5,7 +5,7 @@ parent may kill it at any time: finished files stay, unfinished ones are removed
 
 Requests: ``{"op": "tree", "repo", "revision"}`` and ``{"op": "fetch", "repo", "commit", "branch", "files":
 [[path, size, algo, digest]], "workers", "max_rate", "parent"}``.
-Events: ``tree``, ``bytes``, ``file`` (fetched and hashed), ``bad`` (wrong bytes, twice), ``wait`` (rate limit),
+Events: ``ready``, ``tree``, ``bytes``, ``file`` (fetched and hashed), ``bad`` (wrong bytes, twice), ``wait`` (rate limit),
 ``note``, ``error`` and ``done``.
 """
 
@@ -37,6 +37,7 @@ def main() -> int:
     out = Out()
     try:
         _client(out, float(request.get("max_rate") or 0))
+        out.event("ready")
         if request["op"] == "tree":
             _tree(request, out)
         else:
@@ -107,7 +108,7 @@ def _client(out: Out, max_rate: float) -> None:
     """The hub client with a time-out on every call, bytes counted as they come, and the rate limit."""
     import httpx
     import huggingface_hub
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_hub_download  # noqa: F401 - the slow import, before "ready"
     from huggingface_hub.utils import _http
 
     bucket = Bucket(max_rate)

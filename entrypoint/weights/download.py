@@ -25,6 +25,7 @@ RESTARTS_BEFORE_HTTP = 1
 MAX_STALLS = 3
 MAX_DEATHS = 3
 POLL_SECONDS = 0.25
+START_SECONDS = 60.0  # a child may take this long to begin, on a busy host
 ATTEMPTS = 5  # tries of one request, over about 15 s, before the hub counts as down
 
 
@@ -159,7 +160,9 @@ async def _once(job: Job, left: dict[str, Entry], watch: Watch, *, xet: bool) ->
 def _take(job: Job, event: dict[str, Any], left: dict[str, Entry], watch: Watch) -> str | None:
     """One event of the child. Returns how it died, when it did; raises Stop for what no restart can mend."""
     kind = event["event"]
-    if kind == "bytes":
+    if kind == "ready":
+        watch.ready()
+    elif kind == "bytes":
         watch.bytes(int(event["total"]))
     elif kind == "wait":
         watch.excuse(float(event["seconds"]))
@@ -211,8 +214,12 @@ class Watch:
     def start(self) -> None:
         """A new child: what its predecessor had not finished is lost."""
         self._base, self._child = self._done, 0
-        self._moved = time.monotonic()
+        self._moved = time.monotonic() + START_SECONDS
         self._samples.clear()
+
+    def ready(self) -> None:
+        """The child has started: from now on it has to move."""
+        self._moved = time.monotonic()
 
     def bytes(self, total: int) -> None:
         if total > self._child:
@@ -256,8 +263,9 @@ class Watch:
         self.job.on_progress(Progress(self.job.phase, done, self.total, self.files, self.files_total, rate, self.note))
 
 
-def prepare_cache(job: Job, files: Sequence[Entry]) -> None:
-    """A cache that can be written and has room for the sum. Raises Stop before the first byte."""
+def prepare_cache(job: Job, files: Sequence[Entry], credit: int = 0) -> None:
+    """A cache that can be written and has room for the sum. Raises Stop before the first byte. ``credit``: bytes of
+    damaged files that will be removed first."""
     hub, place = job.hub, job.storage / "blobs"
     try:
         for folder in (place, job.storage / "snapshots", hub.cache / ".locks" / job.storage.name):
@@ -268,7 +276,7 @@ def prepare_cache(job: Job, files: Sequence[Entry]) -> None:
     except OSError as error:
         named = Path(error.filename) if error.filename else place
         raise faults.from_os_error(error, named, hub.setting) from None
-    need, free = sum(entry.size or 0 for entry in files), layout.free_bytes(place)
+    need, free = sum(entry.size or 0 for entry in files), layout.free_bytes(place) + credit
     if need > free:
         raise faults.disk_full(hub.cache, hub.setting, need, free)
     if need > 10 * 10**9 and file_system(hub.cache) == "overlay":

@@ -42,13 +42,14 @@ def read(path: Path) -> set[str]:
         if not isinstance(header, dict):
             raise BadFile("has a header that is not an object")
         header.pop("__metadata__", None)
-        rows = sorted((row["data_offsets"], row["dtype"], row["shape"], name) for name, row in header.items())
+        rows = sorted((row["data_offsets"], name) for name, row in header.items())
         end = 0
-        for (begin, finish), dtype, shape, name in rows:
+        for (begin, finish), name in rows:
+            row = header[name]
             if begin != end:
                 raise BadFile(f"has a gap or an overlap before tensor {name}")
-            bits = _BITS.get(dtype)
-            if finish < begin or (bits is not None and (finish - begin) * 8 != bits * math.prod(shape)):
+            bits = _BITS.get(row["dtype"])
+            if finish < begin or (bits is not None and (finish - begin) * 8 != bits * math.prod(row["shape"])):
                 raise BadFile(f"has tensor {name} whose bytes do not fit its dtype and shape")
             end = finish
     except BadFile:

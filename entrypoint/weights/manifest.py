@@ -107,7 +107,7 @@ def from_links(root: Path) -> Manifest:
     entries = {}
     for path in listing(root):
         place = root / path
-        name = os.path.basename(os.readlink(place)) if place.is_symlink() else ""  # noqa: PTH115, PTH119 - no resolving
+        name = os.path.basename(os.readlink(place)) if place.is_symlink() else ""
         if _SHA256.fullmatch(name):
             entries[path] = Entry(path, None, "sha256", name)
         elif _SHA1.fullmatch(name):

@@ -87,8 +87,14 @@ async def checked(
     known: Mapping[str, records.Proven] | None = None,
 ) -> Verdict:
     """``prove`` in threads; cancelling this coroutine stops them before it returns."""
-    stop = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(prove, located, rules, stop, on_progress, known=known))
+    stop, loop = threading.Event(), asyncio.get_running_loop()
+
+    def report(progress: Progress) -> None:
+        # The callback belongs to the loop; the hashing threads only leave word there.
+        if on_progress is not None:
+            loop.call_soon_threadsafe(on_progress, progress)
+
+    work = asyncio.create_task(asyncio.to_thread(prove, located, rules, stop, report, known=known))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -124,8 +130,8 @@ class Session:
             if self.hub.offline or any(state.digest_ok for state in verdict.bad) or bad & tried:
                 step = "offline was asked for: unset RELAUNCH_OFFLINE (or HF_HUB_OFFLINE) to have them fetched"
                 raise verdicts.refuse(located, verdict, step if self.hub.offline else None)
-            located = await self.complete(resolved, located)
-            if located.manifest is not resolved.located.manifest:
+            if not located.manifest.closed:
+                located = await self.complete(located)
                 continue
             tried |= bad
             await self.replace(resolved.branch, located, verdict)
@@ -133,10 +139,8 @@ class Session:
             raise verdicts.refuse(located, verdict)
         return verdicts.snapshot(located, verdict, tuple(self.notes))
 
-    async def complete(self, resolved: resolving.Resolved, located: Located) -> Located:
+    async def complete(self, located: Located) -> Located:
         """Before anything is fetched the hub's listing is needed: link names do not say what is missing."""
-        if located.manifest.closed or located.manifest is not resolved.located.manifest:
-            return located
         assert located.revision is not None
         _, listing = await download.tree(self.hub, located.model, located.revision, write=True)
         return replace(located, manifest=listing)
@@ -153,7 +157,9 @@ class Session:
         )  # fmt: skip
         # The room is asked for before anything is removed: a half repair would leave less than there was.
         try:
-            await asyncio.to_thread(download.prepare_cache, job, entries)
+            await asyncio.to_thread(
+                download.prepare_cache, job, entries, sum(s.identity[1] for s in damaged if s.identity)
+            )
         except Stop as stop:
             message = f"{located.model}: {verdicts.named(verdict.bad)}: {stop.message}"
             raise Stop(stop.cause, message, stop.next_step) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +20,19 @@ INDEX = ".safetensors.index.json"
 LACKS = "lacks"  # an index may be published with too few names; the engine reads whole shards
 
 
-def check(root: Path, manifest: Manifest, extra: Iterable[str] = ()) -> dict[str, FileState]:
+def check(
+    root: Path, manifest: Manifest, extra: Iterable[str] = (), stop: threading.Event | None = None
+) -> dict[str, FileState]:
     """State of every file of the manifest, of ``extra`` and of what an index names: ``missing``, ``damaged``
-    or ``unverified`` (nothing wrong that this check can see), by path."""
+    or ``unverified`` (nothing wrong that this check can see), by path. Raises Cancelled once ``stop`` is set."""
     states: dict[str, FileState] = {}
+    tensors: dict[str, set[str]] = {}
     for path in dict.fromkeys([*manifest.entries, *extra]):
-        states[path] = _one(root, manifest.entries.get(path) or Entry(path))
+        if stop is not None and stop.is_set():
+            raise hashing.Cancelled
+        states[path] = _one(root, manifest.entries.get(path) or Entry(path), tensors)
     for path in [p for p in states if p.endswith(INDEX) and states[p].state == "unverified"]:
-        _index(root, path, states, manifest)
+        _index(root, path, states, tensors, manifest)
     return dict(sorted(states.items()))
 
 
@@ -35,8 +41,8 @@ def _bad(entry: Entry, state: Any, reason: str, size: int = 0, status: os.stat_r
     return FileState(entry.path, size, state, reason, identity=hashing.identity(status) if status else None)
 
 
-def _one(root: Path, entry: Entry) -> FileState:
-    """One file by itself."""
+def _one(root: Path, entry: Entry, tensors: dict[str, set[str]]) -> FileState:
+    """One file by itself; the names in a shard's header go into ``tensors``."""
     path = root / entry.path
     try:
         status = path.stat()
@@ -48,7 +54,7 @@ def _one(root: Path, entry: Entry) -> FileState:
     reason = None
     try:
         if entry.path.endswith(".safetensors"):
-            headers.read(path)
+            tensors[entry.path] = headers.read(path)
         elif entry.path.endswith(".json") and size < 64 << 20:
             json.loads(path.read_bytes())
     except headers.BadFile as error:
@@ -78,7 +84,9 @@ def why_absent(path: Path, error: OSError) -> str:
     return "is absent"
 
 
-def _index(root: Path, path: str, states: dict[str, FileState], manifest: Manifest) -> None:
+def _index(
+    root: Path, path: str, states: dict[str, FileState], tensors: dict[str, set[str]], manifest: Manifest
+) -> None:
     """weight_map against the headers, both ways. ``metadata.total_size`` is not asked: published indexes have it
     wrong, and what it would show, a header shows too."""
     entry = manifest.entries.get(path) or Entry(path)
@@ -96,12 +104,12 @@ def _index(root: Path, path: str, states: dict[str, FileState], manifest: Manife
             states[path] = _bad(entry, "damaged", f"names a file outside the model: {shard}")
             return
         if shard not in states:
-            states[shard] = _one(root, Entry(shard))
+            states[shard] = _one(root, Entry(shard), tensors)
             if states[shard].state == "missing":
                 states[shard] = FileState(shard, 0, "missing", f"is absent, although {path} names it")
         if states[shard].state != "unverified" or not shard.endswith(".safetensors"):
             continue
-        present = headers.read(root / shard)
+        present = tensors[shard]
         if not names <= present:
             name = min(names - present)
             reason = f"lacks {len(names - present)} tensors of the index, such as {name}"

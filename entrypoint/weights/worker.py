@@ -30,10 +30,14 @@ class Worker:
         )  # fmt: skip
         self._drain = asyncio.create_task(self._read_errors())
         assert self._process.stdin is not None
-        # A child that died at once is reported by its end, not by this pipe.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._process.stdin.write(json.dumps(self._request).encode() + b"\n")
-            await self._process.stdin.drain()
+        try:
+            # A child that died at once is reported by its end, not by this pipe.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._process.stdin.write(json.dumps(self._request).encode() + b"\n")
+                await self._process.stdin.drain()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -82,7 +82,7 @@ async def test_twenty_kills_at_random_moments_always_end_complete_and_proven(
     kept, killed, unfinished = 0, 0, 0
     for _ in range(20):
         process = start(bench, download_workers="2")
-        time.sleep(0.35 + 1.25 * moments.random())
+        time.sleep(0.3 + 1.0 * moments.random())
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             killed += 1
