@@ -61,7 +61,7 @@ class Box:
         """One start, up to READY and a long prompt, or up to its end."""
         self.starts += 1
         fraction = self.settings["mem_fraction_static"]
-        yield "server_args={'model_path': 'nvidia/GLM-5-NVFP4', 'tp_size': 8, 'mem_fraction_static': %s}" % fraction
+        yield f"server_args={{'model_path': 'nvidia/GLM-5-NVFP4', 'tp_size': 8, 'mem_fraction_static': {fraction}}}"
         yield from each("Init parallel begin.")
         yield "sglang is using nccl==2.28.9"
         if self.wrong is stuck_in_nccl and "NCCL_P2P_DISABLE" not in self.settings:
@@ -287,7 +287,7 @@ def test_a_trtllm_kernel_that_this_gpu_lacks() -> None:
 
 def test_nccl_that_never_connects() -> None:
     box = Box(dict(BASE), wrong=stuck_in_nccl)
-    verdicts, steps = heal(box)
+    verdicts, _ = heal(box)
     assert [(verdict.cause, verdict.stage) for verdict in verdicts] == [("nccl_init_hang", "nccl_init")]
     assert changed(box) == {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", "--disable-custom-all-reduce": True}
     assert box.starts == 2
