@@ -97,7 +97,7 @@ def assemble(
     else:
         geometry = checkpoint_geometry.of(config, architecture)
         groups = tuple(
-            Group(t.name, t.dtype, t.shape, t.count, prod(t.shape) * checkpoint_tensors.ITEMSIZE[t.dtype])
+            Group(t.name, t.dtype, t.shape, t.copies, prod(t.shape) * checkpoint_tensors.ITEMSIZE[t.dtype])
             for t in checkpoint_tensors.generate(geometry, quantization)
         )
     return Checkpoint(model, revision, path, config, architecture, groups, found is None, quantization)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -15,7 +16,10 @@ from .errors import Stop
 
 # What safetensors' own reader refuses.
 LARGEST_HEADER = 100_000_000
-_SHARD = re.compile(rb'"([^"/\\]+\.safetensors)"')
+_SHARD = re.compile(rb':\s*"([^"/\\]+\.safetensors)"')
+_ENTRY = re.compile(rb'"([^"]+)":\s*\{"dtype":\s*"(\w+)",\s*"shape":\s*\[([\d, ]*)\],\s*"data_offsets":')
+_EXPERT = re.compile(rb"\.experts\.\d+\.")
+_EXPERT_NAME = re.compile(r"\.experts\.\d+\.")
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
          "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64,
          "F64": 64, "C64": 64}  # fmt: skip
@@ -31,25 +35,36 @@ class Groups:
 
     def add(self, header: bytes, label: str) -> None:
         """One shard's header (JSON text). Raises Stop (65) in one line when it is broken."""
+        if not self._scan(header, label):
+            self._parse(header, label)
+
+    def _scan(self, header: bytes, label: str) -> bool:
+        """The form that every writer uses, five times as fast as JSON; False when it is any other."""
+        text = header.strip()
+        entries = Counter(_ENTRY.findall(_EXPERT.sub(b".experts.*.", text)))
+        if not (text[:1] == b"{" and text[-1:] == b"}") or sum(entries.values()) != text.count(b'"data_offsets"'):
+            return False
+        for (raw, dtype, dimensions), count in entries.items():
+            shape = tuple(int(x) for x in dimensions.split(b",") if x.strip())
+            bits = _BITS.get(dtype.decode())
+            if bits is None or b"\\" in raw:
+                return False
+            key = (raw.decode(errors="replace"), dtype.decode(), shape)
+            found = self.counts.setdefault(key, [0, (prod(shape) * bits + 7) // 8])
+            found[0] += count
+        return True
+
+    def _parse(self, header: bytes, label: str) -> None:
         try:
-            tensors = json.loads(header)
-            for name, entry in tensors.items():
+            for name, entry in json.loads(header).items():
                 if name == "__metadata__":
                     continue
                 begin, end = entry["data_offsets"]
-                start = name.find(".experts.")
-                if start >= 0:
-                    stop = name.find(".", start + 9)
-                    if stop > 0 and name[start + 9 : stop].isdecimal():
-                        name = name[: start + 9] + "*" + name[stop:]
-                key = (name, entry["dtype"], tuple(entry["shape"]))
-                found = self.counts.get(key)
-                if found is None:
-                    self._check(label, name, entry["dtype"], key[2], end - begin)
-                    self.counts[key] = [1, end - begin]
-                else:
-                    found[0] += 1
-        except (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError):
+                name = _EXPERT_NAME.sub(".experts.*.", name)
+                key = (name, str(entry["dtype"]), tuple(int(x) for x in entry["shape"]))
+                self._check(label, name, key[1], key[2], end - begin)
+                self.counts.setdefault(key, [0, end - begin])[0] += 1
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise broken(label, "its header is not a safetensors header") from None
 
     @staticmethod
@@ -69,10 +84,15 @@ def shard_names(directory: Path) -> list[str]:
     index = directory / "model.safetensors.index.json"
     present = sorted(path.name for path in directory.glob("*.safetensors"))
     try:
-        text = index.read_bytes()
+        with index.open("rb") as file:
+            text = file.read(1 << 16)
+            # Numbered shards say how many there are: with all of them here the other 20 MB need no reading.
+            named = _numbered(text)
+            if not named or not set(named) <= set(present):
+                text += file.read()
+                named = sorted({name.decode(errors="replace") for name in set(_SHARD.findall(text))})
     except OSError:
         return present
-    named = sorted({name.decode(errors="replace") for name in set(_SHARD.findall(text))})
     if not named:
         raise Stop("weights_corrupt", f"{index} names no shard", "fetch it again with `relaunch weights repair`")
     missing = [name for name in named if name not in set(present)]
@@ -84,6 +104,15 @@ def shard_names(directory: Path) -> list[str]:
         )
     # MTP weights often stand in a file of their own beside the index.
     return named + [name for name in present if name not in set(named) and name.startswith("mtp")]
+
+
+def _numbered(text: bytes) -> list[str]:
+    """Every name of the series that the first name of an index belongs to."""
+    match = re.search(rb'"([^"/\\]*?)(\d+)-of-(\d+)\.safetensors"', text)
+    if match is None or not 0 < int(match[3]) < 100_000:
+        return []
+    prefix, width, total = match[1].decode(errors="replace"), len(match[2]), match[3].decode()
+    return [f"{prefix}{number:0{width}d}-of-{total}.safetensors" for number in range(1, int(total) + 1)]
 
 
 def read_header(path: Path) -> bytes:

@@ -17,11 +17,11 @@ _FLOAT = "BF16"
 
 
 class Row(NamedTuple):
-    """``count`` tensors of one shape. ``linear``: a quantised checkpoint may hold it in fewer bits."""
+    """``copies`` tensors of one shape. ``linear``: a quantised checkpoint may hold it in fewer bits."""
 
     name: str
     shape: tuple[int, ...]
-    count: int = 1
+    copies: int = 1
     linear: bool = False
     dtype: str = _FLOAT
 
@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    count: int
+    copies: int
 
 
 def generate(geometry: Geometry, quantization: Mapping[str, Any]) -> list[Tensor]:
@@ -43,12 +43,12 @@ def generate(geometry: Geometry, quantization: Mapping[str, Any]) -> list[Tensor
         if row.linear and how and not quantization_of.is_ignored(module, ignored) and row.name.endswith(".weight"):
             found += _quantised(row, how, quantization)
         else:
-            found.append(Tensor(row.name, row.dtype, row.shape, row.count))
+            found.append(Tensor(row.name, row.dtype, row.shape, row.copies))
     return found
 
 
 def _quantised(row: Row, how: str, quantization: Mapping[str, Any]) -> Iterator[Tensor]:
-    stem, (n, k), count = row.name.removesuffix(".weight"), row.shape, row.count
+    stem, (n, k), count = row.name.removesuffix(".weight"), row.shape, row.copies
     if how == "modelopt_fp4":
         yield Tensor(f"{stem}.weight", "U8", (n, k // 2), count)
         yield Tensor(f"{stem}.weight_scale", "F8_E4M3", (n, k // 16), count)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..hardware import Inventory
-from ..units import format_bytes
+from ..units import MIB, format_bytes
 from . import layout, memory, solve
 from .parts import Choices
 from .wish import Wishes
@@ -88,8 +88,8 @@ def _alternatives(case: solve.Case, wishes: Wishes, inventory: Inventory) -> Ite
         yield "KV_CACHE_DTYPE=fp8_e4m3", replace(case, kv_dtype="fp8_e4m3")
     if case.fraction is not None:
         yield "MEM_FRACTION_STATIC=auto", replace(case, fraction=None)
-    if case.margin > memory.MIB * 256:
-        yield "MEMORY_MARGIN=256MiB", replace(case, margin=memory.MIB * 256)
+    if case.margin > MIB * 256:
+        yield "MEMORY_MARGIN=256MiB", replace(case, margin=MIB * 256)
     for tp in range(case.parallel.tp + 1, 65):
         if layout.divides(case.g, tp) and tp % case.parallel.tp == 0:
             gpus = tuple(case.gpus[0] for _ in range(tp * case.parallel.pp))
