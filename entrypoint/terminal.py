@@ -66,7 +66,8 @@ class Header:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(2.0)
+        if self._thread.is_alive():
+            self._thread.join(2.0)
         if self._region is not None:
             self._write(f"\x1b7\x1b[r\x1b8\x1b[{self._region[1]};1H\n")
 
@@ -107,7 +108,7 @@ def lines(status: Status, columns: int, *, color: bool) -> tuple[str, str, str]:
     stage = "" if status.ready or not status.stage else f": {STAGE_WORDS.get(status.stage, status.stage)}"
     age = format_duration(max(0.0, status.age()))
     model = str(((status.plan or {}).get("model") or {}).get("id") or "")
-    left = f" {words}{stage}, {age}"
+    left = f" {words}{stage}, {age}"[: max(0, columns - len("relaunch") - 1)]
     room = columns - len("relaunch") - len(left) - 2
     right = model if len(model) <= room else ("…" + model[1 - room :] if room > 8 else "")
     gap = " " * max(1, columns - len("relaunch") - len(left) - len(right) - 1)
