@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import TextIO
 
+from .engine.lines import strip_ansi
 from .state.files import utc
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -24,6 +25,8 @@ class Log:
         self._level = LEVELS.index(level)
         self._json = fmt == "json"
         self._stream = stream or sys.stderr
+        # Files and log drivers get no colour codes, whatever the engine's libraries think.
+        self._plain = self._json or not self._stream.isatty()
         self._pending: deque[str] = deque()
         self._dropped = 0
         self._wake = threading.Condition()
@@ -54,7 +57,9 @@ class Log:
         self._put(line)
 
     def engine(self, text: str) -> None:
-        """A line of the engine, unchanged, or wrapped when lines are JSON."""
+        """A line of the engine, unchanged but for colours off a terminal, or wrapped when lines are JSON."""
+        if self._plain:
+            text = strip_ansi(text)
         if self._json:
             text = json.dumps({"time": utc(time.time()), "level": "info", "source": "engine", "message": text})
         self._put(text)
