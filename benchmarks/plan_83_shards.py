@@ -34,7 +34,7 @@ def write(directory: Path, config: dict[str, object]) -> None:
         name = f"model-{shard + 1:05d}-of-{SHARDS:05d}.safetensors"
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         offset = 0
-        for tensor, dtype, shape in tensors[shard::SHARDS]:
+        for tensor, dtype, shape in tensors[shard * len(tensors) // SHARDS : (shard + 1) * len(tensors) // SHARDS]:
             size = prod(shape) * checkpoint_tensors.ITEMSIZE[dtype]
             header[tensor] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
             offset += size

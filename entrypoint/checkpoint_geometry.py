@@ -144,7 +144,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
     """The geometry that ``config`` (config.json) describes."""
     text = text_config(config)
     family = FAMILIES.get(architecture, "")
-    layers = whole(text, "num_hidden_layers", "n_layer", "num_layers", default=1)
+    layers = min(4096, whole(text, "num_hidden_layers", "n_layer", "num_layers", default=1))
     hidden = whole(text, "hidden_size", "n_embd", "d_model", default=1024)
     heads = whole(text, "num_attention_heads", "n_head", default=max(1, hidden // 128))
     kv_lora = whole(text, "kv_lora_rank")

@@ -18,6 +18,7 @@ from .sharding import Parallel
 
 FP8 = "fp8_e4m3"
 BF16 = ("bf16", "bfloat16")
+_FLOATS = {"BF16", "F16", "F32"}
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,12 @@ CAUTIONS = (
 
 def facts(checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> Facts:
     how = method(checkpoint.quantization)
-    return Facts(sm, g, how, kv_dtype(checkpoint.quantization), parallel, nvlink, _shared_in_floats(checkpoint), {})
+    return Facts(sm, g, how, kv_dtype(checkpoint.quantization), parallel, nvlink, _shared_in_floats(checkpoint, g), {})
 
 
-def _shared_in_floats(checkpoint: Checkpoint) -> bool:
-    routed = {
-        x.dtype for x in checkpoint.groups if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))
-    }
-    shared = {x.dtype for x in checkpoint.groups if ".shared_experts." in x.name and x.name.endswith("weight")}
-    return bool(routed - {"BF16", "F16", "F32"}) and bool(shared & {"BF16", "F16", "F32"})
+def _shared_in_floats(checkpoint: Checkpoint, g: Geometry) -> bool:
+    """By the dtypes in the headers, the MTP layer (always in floats) left out."""
+    own = [x for x in checkpoint.groups if f".layers.{g.layers}." not in x.name]
+    routed = {x.dtype for x in own if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))}
+    shared = {x.dtype for x in own if ".shared_experts." in x.name and x.name.endswith("weight")}
+    return bool(routed - _FLOATS) and bool(shared & _FLOATS)

@@ -94,4 +94,6 @@ def _alternatives(case: solve.Case, wishes: Wishes, inventory: Inventory) -> Ite
         if layout.divides(case.g, tp) and tp % case.parallel.tp == 0:
             gpus = tuple(case.gpus[0] for _ in range(tp * case.parallel.pp))
             here = "" if tp * case.parallel.pp <= len(inventory.gpus) else f" on {tp * case.parallel.pp} GPUs"
-            yield f"TP={tp}{here}", replace(case, parallel=replace(case.parallel, tp=tp), gpus=gpus)
+            parallel = replace(case.parallel, tp=tp)
+            shares = solve.shares(case.checkpoint, case.g, parallel, case.sm, draft=case.draft)
+            yield f"TP={tp}{here}", replace(case, parallel=parallel, gpus=gpus, shares=shares)

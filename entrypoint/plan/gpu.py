@@ -174,7 +174,7 @@ def _case(
     return solve.Case(
         checkpoint, g, parallel, gpus, nvlink, sm, str(choices.value("kv_cache_dtype")),
         "trtllm" in dsa or dsa == ["tilelang", "tilelang"], 64 if g.dsa else int(_float(page, 1)),
-        not (encoder or wishes.engine_arg("disable_radix_cache")), load, load, int(choices.value("memory_margin")), draft,
+        not (encoder or wishes.engine_arg("disable_radix_cache")), load, load, int(choices.value("memory_margin")), solve.shares(checkpoint, g, parallel, sm, draft=draft),
         fraction=wishes.value("mem_fraction_static"), token_limit=wishes.value("max_total_tokens"),
         requests_given=wishes.value("max_running_requests"), swa_ratio=ratios["swa_full_tokens_ratio"],
         mamba_ratio=ratios["mamba_full_memory_ratio"], mamba_slots=int(_float(slots, 0)) or None, readings=readings,
@@ -328,9 +328,7 @@ def _plan(
     return Plan(
         feasible=feasible,
         reasons=tuple(reasons),
-        model=model_document(
-            checkpoint, str(choices.value("quantization") or method(checkpoint.quantization))
-        ),
+        model=model_document(checkpoint, str(choices.value("quantization") or method(checkpoint.quantization))),
         gpus=tuple(
             {"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes}
             for x in case.gpus

@@ -16,10 +16,15 @@ from .plan import Account
 from .sharding import Parallel
 
 
+# An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
+UNKNOWN_SHARE = 50
+
+
 @dataclass(frozen=True)
 class Case:
     """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
-    non-static part must be able to carry (the largest that the choice may end at). ``readings``: of an earlier
+    non-static part must be able to carry (the largest that the choice may end at). ``shares``: per stage, the
+    model's tensors and the draft's (`shares`). ``readings``: of an earlier
     boot, already found valid."""
 
     checkpoint: Checkpoint
@@ -35,7 +40,7 @@ class Case:
     load: Load
     reserve: Load
     margin: int
-    draft: bool
+    shares: tuple[tuple[sharding.Share, sharding.Share | None], ...]
     fraction: float | None = None
     token_limit: int | None = None
     requests_given: int | None = None
@@ -43,6 +48,21 @@ class Case:
     mamba_ratio: float = kv.MAMBA_RATIO
     mamba_slots: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def draft(self) -> bool:
+        return self.shares[0][1] is not None
+
+
+def shares(
+    checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, *, draft: bool
+) -> tuple[tuple[sharding.Share, sharding.Share | None], ...]:
+    """What each pipeline stage holds; the slow part of a plan, done once per layout."""
+
+    def one(stage: int, mtp: bool) -> sharding.Share:
+        return sharding.share(checkpoint.groups, g, parallel, stage, sm=sm, draft=mtp)
+
+    return tuple((one(stage, False), one(stage, True) if draft else None) for stage in range(parallel.pp))
 
 
 @dataclass(frozen=True)
@@ -72,7 +92,7 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     """(bytes that the engine will report as weights, extra bytes while loading, names without a rule)."""
     groups, g, parallel = case.checkpoint.groups, case.g, case.parallel
     layers = len(parallel.layers(g.layers, stage))
-    held = sharding.share(groups, g, parallel, stage, sm=case.sm)
+    held, mtp = case.shares[stage]
     size = held.tensors + held.rounding
     size += residents.latent_copies(g, parallel, layers) + residents.latent_dequantised(g, groups, parallel, layers)
     size += residents.rope_table(g, case.checkpoint, case.load.context) + residents.mxfp4_swizzle(
@@ -80,10 +100,11 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     )
     size += residents.scale_copies(groups, g, parallel)
     peak, unmatched = max(held.swizzle, held.largest), held.unmatched
-    if case.draft:
-        mtp = sharding.share(groups, g, parallel, stage, sm=case.sm, draft=True)
+    if mtp is not None:
         size += mtp.tensors + mtp.rounding + residents.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
+    if not g.known:
+        size += size // UNKNOWN_SHARE
     read = case.readings.get("weights")
     if read:
         size = int(read + case.readings.get("draft_weights", 0.0))
