@@ -47,7 +47,8 @@ def compile_ahead(
         jobs = max_jobs or kernels.jobs(available_memory(), os.cpu_count() or 1, kernel)
         known = "" if kernels.is_warm(kernel, place, sm) else f", about {kernel.seconds} s on two cores"
         progress(f"[{number}/{len(chosen)}] {kernel.name}: {kernel.used_by} ({jobs} jobs{known})")
-        command = [sys.executable, "-P", str(Path(__file__).with_name("compile.py")), kernel.make]
+        script = str(Path(__file__).with_name("compile.py"))
+        command = [sys.executable, "-P", script, kernel.library, str(sm), kernel.make, *map(str, kernel.arguments)]
         done = subprocess.run(
             command, env={**base, "MAX_JOBS": str(jobs)}, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )

@@ -1,4 +1,4 @@
-"""Build one kernel in a process of its own: ``compile MAKE``. Prints one JSON document.
+"""Build one kernel in a process of its own: ``compile LIBRARY SM MAKE [ARGUMENT...]``. Prints one JSON document.
 
 The libraries read their cache directory, compiler and target from the environment when they are imported, and a
 compiler that runs out of memory takes only this process with it.
@@ -8,20 +8,45 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
+
+
+def flashinfer(make: Any, arguments: list[Any], sm: int) -> bool:
+    """Let ninja build what is missing or stale. True when it compiled."""
+    spec = make(*arguments)
+    target = spec.jit_library_path
+    before = target.stat().st_mtime_ns if target.exists() else None
+    spec.build()
+    compiled: bool = target.stat().st_mtime_ns != before
+    return compiled
+
+
+def sglang(make: Any, arguments: list[Any], sm: int) -> bool:
+    """sglang's cache is addressed by content: a new library in it means that it compiled."""
+    override_jit_cuda_arch = importlib.import_module("sglang.kernels.jit.utils.arch").override_jit_cuda_arch
+
+    root = Path(os.environ["SGLANG_JIT_CACHE_DIR"])
+    before = set(root.rglob("*.so"))
+    with override_jit_cuda_arch(sm // 10, sm % 10):
+        make(*arguments)
+    return bool(set(root.rglob("*.so")) - before)
 
 
 def main() -> int:
-    module, _, function = sys.argv[1].partition(":")
-    spec = getattr(importlib.import_module(module), function)()
-    target = spec.jit_library_path
-    before = target.stat().st_mtime_ns if target.exists() else None
+    library, sm, target, *words = sys.argv[1:]
+    module, _, function = target.partition(":")
+    make = getattr(importlib.import_module(module), function)
+    arguments: list[Any] = []
+    for word in words:
+        name = word.removeprefix("torch.")
+        arguments.append(int(word) if name == word else getattr(importlib.import_module("torch"), name))
     began = time.monotonic()
-    spec.build()
-    compiled = target.stat().st_mtime_ns != before
-    document = {"path": str(target), "compiled": compiled, "seconds": round(time.monotonic() - began, 1)}
-    print(json.dumps(document))
+    compiled = {"flashinfer": flashinfer, "sglang": sglang}[library](make, arguments, int(sm))
+    print(json.dumps({"compiled": compiled, "seconds": round(time.monotonic() - began, 1)}))
     return 0
 
 

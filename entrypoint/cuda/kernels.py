@@ -21,10 +21,10 @@ _PACKAGES = ("sglang", "torch", "flashinfer-python", "sgl-deep-gemm", "triton", 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One module. ``make``: ``package.module:function`` and its arguments, which returns FlashInfer's build spec, or
-    for sglang builds the module itself. ``built``: name that the library gives the result. ``seconds``: of two CPU
+    """One module. ``make``: ``package.module:function``, called with ``arguments`` (``torch.bfloat16`` is the dtype);
+    FlashInfer's returns a build spec, sglang's builds at once. ``built``: name of the result. ``seconds``: of two CPU
     cores. ``gib``: memory of one compiler job at its worst. ``used_by``: what asks for it; ``when``: (plan field,
-    value) that must hold."""
+    text in it) for the plan to ask for it."""
 
     name: str
     library: str
@@ -33,8 +33,8 @@ class Kernel:
     seconds: int
     gib: float
     used_by: str
-    arguments: tuple[object, ...] = ()
     when: tuple[str, str] | None = None
+    arguments: tuple[str | int, ...] = ()
 
 
 # FlashInfer takes sm_120f of FP4 quantisation for SM120 whenever torch is built for CUDA 12.9 or newer
@@ -61,6 +61,22 @@ SM120: tuple[Kernel, ...] = (
     Kernel(
         "fused-moe", "flashinfer", "flashinfer.jit.fused_moe:gen_cutlass_fused_moe_sm120_module", "fused_moe_120",
         3600, 6.0, "NVFP4 experts (flashinfer_cutlass)", when=("quantization", "fp4"),
+    ),
+    Kernel(
+        "indexer-store", "sglang", "sglang.kernels.ops.kvcache.dsa_fused_store_index_cache:_jit_dsa_fused_store_module",
+        "sgl_kernel_jit_fused_store_index_k_cache_*", 30, 1.0, "DSA indexer: keys into their cache",
+        when=("attention_backend", "dsa"), arguments=("torch.bfloat16", "torch.int64", 64),
+    ),
+    Kernel(
+        "indexer-k", "sglang", "sglang.kernels.ops.attention.dsa.indexer_k:_jit_k_indexer_norm_rope_store_module",
+        "sgl_kernel_jit_dpsk_v32_k_indexer_norm_rope_store_p64_*", 30, 1.0, "DSA indexer: norm and rotary of keys",
+        when=("attention_backend", "dsa"), arguments=("torch.bfloat16", 64),
+    ),
+    Kernel(
+        "decode-metadata", "sglang",
+        "sglang.kernels.ops.attention.dsa.fused_metadata_copy:_jit_fused_metadata_copy_module",
+        "sgl_kernel_jit_fused_metadata_copy_0_*", 30, 1.0, "DSA decode: metadata of a batch",
+        when=("attention_backend", "dsa"), arguments=(0, 1, 0),
     ),
 )  # fmt: skip
 
@@ -110,17 +126,18 @@ def environment(cache_dir: Path, sms: Sequence[int]) -> dict[str, str]:
     return env
 
 
-def library_file(kernel: Kernel, place: Path, sm: int) -> Path:
-    """The shared library that FlashInfer leaves for ``kernel`` under ``place`` (FLASHINFER_WORKSPACE_BASE)."""
+def libraries(kernel: Kernel, place: Path, sm: int) -> list[Path]:
+    """The shared libraries that ``kernel`` has left under ``place``."""
+    if kernel.library == "sglang":
+        return sorted((place / "sglang").glob(f"sm{sm}*/{kernel.built}/build-*/deps-*/*.so"))
     arch = arch_list(sm).replace(".", "")
-    version = metadata.version("flashinfer-python")
-    folder = place / ".cache/flashinfer" / version / arch / "cached_ops" / kernel.built
-    return folder / f"{kernel.built}.so"
+    cached = place / ".cache/flashinfer" / metadata.version("flashinfer-python") / arch / "cached_ops"
+    return sorted(cached.glob(f"{kernel.built}/{kernel.built}.so"))
 
 
 def is_warm(kernel: Kernel, place: Path, sm: int) -> bool:
-    """True when the library file is there. The library itself looks again whether its sources are older."""
-    return library_file(kernel, place, sm).is_file()
+    """True when its library is there. FlashInfer and sglang look again whether it is older than its sources."""
+    return bool(libraries(kernel, place, sm))
 
 
 def has_engine() -> bool:
