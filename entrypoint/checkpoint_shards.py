@@ -42,7 +42,8 @@ class Groups:
         """The form that every writer uses, five times as fast as JSON; False when it is any other."""
         text = header.strip()
         entries = Counter(_ENTRY.findall(_EXPERT.sub(b".experts.*.", text)))
-        if not (text[:1] == b"{" and text[-1:] == b"}") or sum(entries.values()) != text.count(b'"data_offsets"'):
+        found_keys = {text.count(key) for key in (b'"dtype"', b'"shape"', b'"data_offsets"')}
+        if not (text[:1] == b"{" and text[-1:] == b"}") or found_keys != {sum(entries.values())}:
             return False
         for (raw, dtype, dimensions), count in entries.items():
             shape = tuple(int(x) for x in dimensions.split(b",") if x.strip())
@@ -60,6 +61,8 @@ class Groups:
                 if name == "__metadata__":
                     continue
                 begin, end = entry["data_offsets"]
+                if not isinstance(entry["shape"], list):
+                    raise TypeError("shape")
                 name = _EXPERT_NAME.sub(".experts.*.", name)
                 key = (name, str(entry["dtype"]), tuple(int(x) for x in entry["shape"]))
                 self._check(label, name, key[1], key[2], end - begin)
@@ -99,7 +102,8 @@ def shard_names(directory: Path) -> list[str]:
     if missing:
         raise Stop(
             "weights_missing",
-            f"{len(missing)} of {len(named)} shards that {index.name} names are absent from {directory}, first {missing[0]}",
+            f"{len(missing)} of {len(named)} shards that {index.name} names are absent from {directory}, first "
+            f"{missing[0]}",
             "fetch them with `relaunch weights fetch`",
         )
     # MTP weights often stand in a file of their own beside the index.

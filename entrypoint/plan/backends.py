@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import kv_dtype, method
+from .parts import Choices
 from .sharding import Parallel
 
 FP8 = "fp8_e4m3"
@@ -57,23 +58,30 @@ def _kv(f: Facts) -> str:
     return str(f.values.get("kv_cache_dtype", "auto"))
 
 
+def _calibrated_fp8(f: Facts) -> bool:
+    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers
+
+
 # In order: the first rule that applies decides a name.
 RULES = (
     Rule("quantization", "modelopt_fp4", lambda f: f.method == "modelopt_fp4",
-         "said outright: when it is only detected, the MoE runner is resolved too early and falls to an SM100-only one"),
+         "said outright: when it is only detected, the MoE runner is resolved too early and falls to an "
+         "SM100-only one"),
     Rule("quantization", None, lambda f: True, "the engine reads the checkpoint's own method"),
     Rule("kv_cache_dtype", FP8, lambda f: _dsa(f) and f.sm >= 100,
          "sparse attention with FP8 rows of 656 bytes: the layout its kernels on this GPU read"),
     Rule("kv_cache_dtype", "bfloat16", lambda f: _dsa(f), "sparse attention on this GPU reads bf16 rows"),
-    Rule("kv_cache_dtype", FP8, lambda f: (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers,
+    Rule("kv_cache_dtype", FP8, _calibrated_fp8,
          "the checkpoint was calibrated for an FP8 cache"),
     Rule("kv_cache_dtype", "auto", lambda f: True, "the model's own dtype"),
     Rule("attention_backend", "dsa", _dsa, "the engine forces it for sparse attention models"),
     Rule("attention_backend", "triton", lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
          "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it"),
     Rule("attention_backend", "flashinfer", lambda f: f.sm120, "FA3 and TRT-LLM attention have no SM120 kernel"),
-    Rule("attention_backend", "triton", lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture, "the engine's own choice"),
-    Rule("attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA on SM100"),
+    Rule("attention_backend", "triton", lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture,
+         "the engine's own choice"),
+    Rule("attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA "
+                                                                               "on SM100"),
     Rule("attention_backend", "trtllm_mha", lambda f: f.sm >= 100, "the engine's own choice on SM100"),
     Rule("attention_backend", "fa3", lambda f: f.sm == 90, "the engine's own choice on Hopper"),
     Rule("attention_backend", "triton", lambda f: f.g.mla or f.g.family == "gpt_oss", "the engine's own choice"),
@@ -96,7 +104,8 @@ RULES = (
     Rule("--dsa-decode-backend", "tilelang", lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
          "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs"),
     Rule("--cuda-graph-backend-prefill", "disabled", lambda f: f.sm120 and f.g.mla,
-         "no public run has captured prefill graphs with sparse MLA on SM120, and the engine would set 1.5 GiB aside for them"),
+         "no public run has captured prefill graphs with sparse MLA on SM120, and the engine would set 1.5 GiB "
+         "aside for them"),
     Rule("--disable-shared-experts-fusion", True, lambda f: f.shared_bf16 and f.parallel.ep == 1,
          "the headers hold the shared experts in floats and the routed ones quantised: fused, they would not load"),
     Rule("--disable-custom-all-reduce", True, lambda f: f.parallel.tp > 1 and not f.nvlink,
@@ -120,8 +129,10 @@ REFUSALS = (
         "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120: MOE_RUNNER_BACKEND=flashinfer_cutlass would run"),
     Refusal(lambda f: f.g.dsa and _kv(f) not in (FP8, *BF16),
             "sparse attention reads only bfloat16 or fp8_e4m3: KV_CACHE_DTYPE=fp8_e4m3 would run"),
-    Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) == FP8 and str(f.values.get("--dsa-decode-backend")) != "flashinfer_sparse_mla",
-            "FP8 KV on SM120 is read only by flashinfer_sparse_mla: --dsa-decode-backend flashinfer_sparse_mla would run"),
+    Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) == FP8
+            and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla",
+            "FP8 KV on SM120 is read only by flashinfer_sparse_mla: --dsa-decode-backend flashinfer_sparse_mla "
+            "would run"),
     Refusal(lambda f: f.method == "modelopt_fp4" and f.values.get("moe_runner_backend") == "flashinfer_cutlass"
             and f.parallel.ep not in (1, f.parallel.tp),
             "flashinfer_cutlass takes EP=1 or EP=TP: EP=1 would run"),
@@ -129,11 +140,14 @@ REFUSALS = (
 
 CAUTIONS = (
     Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) in BF16,
-            "bf16 KV with sparse attention on SM120 was not seen to work with this engine; KV_CACHE_DTYPE=fp8_e4m3 is the safe choice"),
+            "bf16 KV with sparse attention on SM120 was not seen to work with this engine; "
+            "KV_CACHE_DTYPE=fp8_e4m3 is the safe choice"),
     Refusal(lambda f: f.method == "modelopt_fp4" and f.sm < 100,
             "this GPU has no FP4 tensor cores: NVFP4 weights run through a slow fallback, if at all"),
-    Refusal(lambda f: f.sm120 and f.g.mla and not f.g.dsa and _kv(f) == FP8 and f.values.get("attention_backend") == "flashinfer",
-            "FP8 KV on the dense MLA of flashinfer was reported to garble outputs on SM120; ATTENTION_BACKEND=triton or bf16 KV do not"),
+    Refusal(lambda f: f.sm120 and f.g.mla and not f.g.dsa and _kv(f) == FP8
+            and f.values.get("attention_backend") == "flashinfer",
+            "FP8 KV on the dense MLA of flashinfer was reported to garble outputs on SM120; "
+            "ATTENTION_BACKEND=triton or bf16 KV do not"),
 )  # fmt: skip
 
 
@@ -148,3 +162,45 @@ def _shared_in_floats(checkpoint: Checkpoint, g: Geometry) -> bool:
     routed = {x.dtype for x in own if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))}
     shared = {x.dtype for x in own if ".shared_experts." in x.name and x.name.endswith("weight")}
     return bool(routed - _FLOATS) and bool(shared & _FLOATS)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The resolved kernel rules: flags for the command line and what speaks against the combination."""
+
+    flags: dict[str, Any]
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def resolve(
+    choices: Choices, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool
+) -> Kernels:
+    """Apply the rules in order; what a person set stands, and is judged."""
+    found = facts(checkpoint, g, parallel, sm, nvlink)
+    wishes, flags = choices.wishes, dict[str, Any]()
+    for rule in RULES:
+        if rule.name in found.values:
+            continue
+        if rule.name.startswith("--"):
+            given = wishes.engine_arg(rule.name[2:].replace("-", "_"))
+            if given is not None:
+                found.values[rule.name] = given
+            elif rule.applies(found):
+                found.values[rule.name] = rule.value
+                flags[rule.name] = rule.value
+                choices.note(rule.name, rule.value, rule.reason)
+        elif rule.name in wishes.fixed:
+            found.values[rule.name] = choices.take(rule.name, None, "")
+        elif rule.applies(found):
+            found.values[rule.name] = choices.take(rule.name, rule.value, rule.reason)
+    for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
+        value = found.values[name]
+        emitted = name in wishes.fixed or name in EMITTED or (found.sm120 and value != "dsa")
+        if emitted and value not in (None, "auto", ""):
+            flags["--" + name.replace("_", "-")] = value
+    return Kernels(
+        flags,
+        tuple(r.reason for r in REFUSALS if r.applies(found)),
+        tuple(r.reason for r in CAUTIONS if r.applies(found)),
+    )

@@ -10,13 +10,23 @@ from . import flags as flag_table
 
 # One thing, several flags: when a person gives one of them, the plan's own spelling gives way.
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    "disable_cuda_graph": ("cuda_graph_backend_decode", "cuda_graph_backend_prefill", "cuda_graph_max_bs_decode", "cuda_graph_max_bs_prefill"),
+    "disable_cuda_graph": (
+        "cuda_graph_backend_decode",
+        "cuda_graph_backend_prefill",
+        "cuda_graph_max_bs_decode",
+        "cuda_graph_max_bs_prefill",
+    ),
     "disable_decode_cuda_graph": ("cuda_graph_backend_decode", "cuda_graph_max_bs_decode"),
     "disable_prefill_cuda_graph": ("cuda_graph_backend_prefill", "cuda_graph_max_bs_prefill"),
     "cuda_graph_bs_decode": ("cuda_graph_max_bs_decode",),
     "cuda_graph_bs_prefill": ("cuda_graph_max_bs_prefill",),
-    "cuda_graph_config": ("cuda_graph_backend_decode", "cuda_graph_backend_prefill", "cuda_graph_max_bs_decode", "cuda_graph_max_bs_prefill"),
-}  # fmt: skip
+    "cuda_graph_config": (
+        "cuda_graph_backend_decode",
+        "cuda_graph_backend_prefill",
+        "cuda_graph_max_bs_decode",
+        "cuda_graph_max_bs_prefill",
+    ),
+}
 
 
 class Command:

@@ -35,7 +35,8 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     tokens = choices.take(
         "max_total_tokens",
         max(min(pool, limit), min(context, pool)),
-        f"{requests} requests of {context} tokens" + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
+        f"{requests} requests of {context} tokens" + (f", limited to an eighth of host memory "
+                                                      f"({limit})" if pool > limit else "")
         + "; without a limit sglang takes most of the host's memory",
     )  # fmt: skip
     fraction = choices.take("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
@@ -86,7 +87,8 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     warnings = list(wishes.notes)
     if checkpoint.architecture not in RUNS_ON_CPU:
         warnings.append(
-            f"{checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary models need an "
+            f"{checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "
+            f"models need an "
             "operator of vllm that the lock does not contain"
         )
     return Plan(

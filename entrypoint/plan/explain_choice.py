@@ -32,7 +32,8 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
         "context_length", context, f"what the model allows and the pool holds: {whole} requests of that length at once"
     )
     requests = case.load.requests * case.parallel.dp
-    choices.take("max_running_requests", requests, f"{result.tokens // max(1, case.load.requests)} KV tokens each when all run; "
+    choices.take("max_running_requests", requests, f"{result.tokens // max(1, case.load.requests)} KV tokens each "
+                                                   f"when all run; "
                  f"its table takes {format_bytes(memory.request_table(case.load))}")  # fmt: skip
     choices.take("cuda_graph_max_bs", case.load.graph_bs, f"every running request decodes from a graph; "
                  f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured")  # fmt: skip

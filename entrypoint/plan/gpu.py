@@ -6,7 +6,7 @@ named. Every automatic choice is monotone: a bigger card or a smaller margin nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from .. import checkpoint_geometry
@@ -16,6 +16,7 @@ from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
 from . import backends, explain_choice, kv, layout, solve
+from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
 from .memory import Load
@@ -35,15 +36,6 @@ DRAFT_TOKENS, DRAFT_STEPS = 4, 3
 DRAFT_REQUESTS = 48  # speculative_hook.py: the engine's own limit when none is given
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The resolved kernel rules: flags for the command line and what speaks against the combination."""
-
-    flags: dict[str, Any]
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
 def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None) -> Plan:
     """A plan for the inventory's GPUs. Never raises for a model that it does not know."""
     g = checkpoint_geometry.of(checkpoint.config, checkpoint.architecture)
@@ -57,7 +49,7 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
     readings, note = _valid(learned, parallel, inventory)
     if note:
         warnings.append(note)
-    kernels = _kernels(choices, checkpoint, g, parallel, sm, inventory.nvlink)
+    kernels = backends.resolve(choices, checkpoint, g, parallel, sm, inventory.nvlink)
     embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
     draft = choices.take("speculative", "off", "no draft was asked for", source="default") == "mtp"
     choices.take("memory_margin", wishes.settings.memory_margin, "kept free on top of the account", source="default")
@@ -111,42 +103,20 @@ def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) ->
     return readings, None
 
 
-def _kernels(
-    choices: Choices, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool
-) -> Kernels:
-    facts = backends.facts(checkpoint, g, parallel, sm, nvlink)
-    wishes, flags = choices.wishes, dict[str, Any]()
-    for rule in backends.RULES:
-        if rule.name in facts.values:
-            continue
-        if rule.name.startswith("--"):
-            given = wishes.engine_arg(rule.name[2:].replace("-", "_"))
-            if given is not None:
-                facts.values[rule.name] = given
-            elif rule.applies(facts):
-                facts.values[rule.name] = rule.value
-                flags[rule.name] = rule.value
-                choices.note(rule.name, rule.value, rule.reason)
-        elif rule.name in wishes.fixed:
-            facts.values[rule.name] = choices.take(rule.name, None, "")
-        elif rule.applies(facts):
-            facts.values[rule.name] = choices.take(rule.name, rule.value, rule.reason)
-    for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
-        value = facts.values[name]
-        emitted = name in wishes.fixed or name in backends.EMITTED or (facts.sm120 and value != "dsa")
-        if emitted and value not in (None, "auto", ""):
-            flags["--" + name.replace("_", "-")] = value
-    return Kernels(
-        flags,
-        tuple(r.reason for r in backends.REFUSALS if r.applies(facts)),
-        tuple(r.reason for r in backends.CAUTIONS if r.applies(facts)),
-    )
-
-
 def _case(
-    choices: Choices, wishes: Wishes, checkpoint: Checkpoint, g: Geometry, parallel: Parallel, gpus: tuple[Any, ...], sm: int,
-    nvlink: bool, kernels: Kernels, derived: int, draft: bool, readings: dict[str, float],
-) -> solve.Case:  # fmt: skip
+    choices: Choices,
+    wishes: Wishes,
+    checkpoint: Checkpoint,
+    g: Geometry,
+    parallel: Parallel,
+    gpus: tuple[Any, ...],
+    sm: int,
+    nvlink: bool,
+    kernels: Kernels,
+    derived: int,
+    draft: bool,
+    readings: dict[str, float],
+) -> solve.Case:
     """The case before chunk and fraction are chosen. The reserve is for the largest automatic choice, so that
     a bigger pool never needs a bigger reserve."""
     encoder = checkpoint.architecture in ENCODERS
@@ -161,24 +131,47 @@ def _case(
     chunk = int(wishes.value("chunked_prefill_size", -1 if encoder else CHUNKS[0]))
     step = (chunk if chunk > 0 else UNCHUNKED) // parallel.dp
     context = int(wishes.value("context_length", derived))
-    load = Load(step, graphs, max(1, requests // parallel.dp), context, not off and backend != "disabled" and not encoder,
-                DRAFT_TOKENS if draft else 0)  # fmt: skip
+    load = Load(
+        step,
+        graphs,
+        max(1, requests // parallel.dp),
+        context,
+        not off and backend != "disabled" and not encoder,
+        DRAFT_TOKENS if draft else 0,
+    )
     dsa = [
         wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend")
         for side in ("prefill", "decode")
     ]
     page = wishes.engine_arg("page_size")
-    ratios = {name: _float(wishes.engine_arg(name), default) for name, default in (
-        ("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))}  # fmt: skip
+    ratios = {
+        name: _float(wishes.engine_arg(name), default)
+        for name, default in (("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))
+    }
     slots = wishes.engine_arg("max_mamba_cache_size")
     return solve.Case(
-        checkpoint, g, parallel, gpus, nvlink, sm, str(choices.value("kv_cache_dtype")),
-        "trtllm" in dsa or dsa == ["tilelang", "tilelang"], 64 if g.dsa else int(_float(page, 1)),
-        not (encoder or wishes.engine_arg("disable_radix_cache")), load, load, int(choices.value("memory_margin")), solve.shares(checkpoint, g, parallel, sm, draft=draft),
-        fraction=wishes.value("mem_fraction_static"), token_limit=wishes.value("max_total_tokens"),
-        requests_given=wishes.value("max_running_requests"), swa_ratio=ratios["swa_full_tokens_ratio"],
-        mamba_ratio=ratios["mamba_full_memory_ratio"], mamba_slots=int(_float(slots, 0)) or None, readings=readings,
-    )  # fmt: skip
+        checkpoint,
+        g,
+        parallel,
+        gpus,
+        nvlink,
+        sm,
+        str(choices.value("kv_cache_dtype")),
+        "trtllm" in dsa or dsa == ["tilelang", "tilelang"],
+        64 if g.dsa else int(_float(page, 1)),
+        not (encoder or wishes.engine_arg("disable_radix_cache")),
+        load,
+        load,
+        int(choices.value("memory_margin")),
+        solve.shares(checkpoint, g, parallel, sm, draft=draft),
+        fraction=wishes.value("mem_fraction_static"),
+        token_limit=wishes.value("max_total_tokens"),
+        requests_given=wishes.value("max_running_requests"),
+        swa_ratio=ratios["swa_full_tokens_ratio"],
+        mamba_ratio=ratios["mamba_full_memory_ratio"],
+        mamba_slots=int(_float(slots, 0)) or None,
+        readings=readings,
+    )
 
 
 def _float(value: Any, default: float) -> float:
@@ -252,7 +245,8 @@ def _cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes:
     found = []
     if not g.known:
         found.append(
-            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a cautious guess from config.json"
+            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
+            f"cautious guess from config.json"
         )
     if checkpoint.generated:
         found.append("there are no shard headers: tensors were generated from config.json")
@@ -268,15 +262,24 @@ def _cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes:
         and 0 < result.tokens < context * requests
     ):
         found.append(
-            f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it while they are short"
+            f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it "
+            f"while they are short"
         )
     return found
 
 
 def _plan(
-    wishes: Wishes, checkpoint: Checkpoint, choices: Choices, kernels: Kernels, case: solve.Case, result: solve.Result | None,
-    reasons: list[str], warnings: list[str], embedding: bool, derived: int,
-) -> Plan:  # fmt: skip
+    wishes: Wishes,
+    checkpoint: Checkpoint,
+    choices: Choices,
+    kernels: Kernels,
+    case: solve.Case,
+    result: solve.Result | None,
+    reasons: list[str],
+    warnings: list[str],
+    embedding: bool,
+    derived: int,
+) -> Plan:
     """Values, flags and account as the plan document has them."""
     load = case.load
     tokens = result.tokens if result and result.tokens > 0 else None
@@ -287,8 +290,12 @@ def _plan(
         "chunked_prefill_size", load.chunk * case.parallel.dp if case.checkpoint.architecture not in ENCODERS else -1
     )
     requests = wishes.value("max_running_requests", load.requests * case.parallel.dp)
-    values = {"context_length": load.context, "max_running_requests": requests, "chunked_prefill_size": chunk,
-              "cuda_graph_max_bs": wishes.value("cuda_graph_max_bs", load.graph_bs)}  # fmt: skip
+    values = {
+        "context_length": load.context,
+        "max_running_requests": requests,
+        "chunked_prefill_size": chunk,
+        "cuda_graph_max_bs": wishes.value("cuda_graph_max_bs", load.graph_bs),
+    }
     command = Command()
     if embedding:
         command.set("--is-embedding")

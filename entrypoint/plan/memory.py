@@ -66,8 +66,14 @@ def decode_sizes(max_bs: int, *, speculative: bool = False) -> int:
 
 def prefill_sizes(tokens: int) -> int:
     """cuda_graph_hook.py:generate_prefill_cuda_graph_batch_sizes"""
-    sizes = [*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
-             *range(4608, tokens + 1, 512)]  # fmt: skip
+    sizes = [
+        *range(4, 33, 4),
+        *range(48, 257, 16),
+        *range(288, 513, 32),
+        *range(576, 1025, 64),
+        *range(1280, 4097, 256),
+        *range(4608, tokens + 1, 512),
+    ]
     return sum(size <= tokens for size in sizes)
 
 

@@ -15,7 +15,6 @@ from .memory import Load
 from .plan import Account
 from .sharding import Parallel
 
-
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
 
@@ -147,8 +146,18 @@ def solve(case: Case) -> Result:
     pre, total = min(pres), min(gpu.total_bytes for gpu in case.gpus)
     held = [weights(case, stage) for stage in range(parallel.pp)]
     heaviest = max(size for size, _, _ in held)
-    pools = [kv.pools(g, parallel, case.kv_dtype, stage, raw_mla=case.raw_mla, draft_layers=1 if case.draft else 0,
-                      swa_ratio=case.swa_ratio) for stage in range(parallel.pp)]  # fmt: skip
+    pools = [
+        kv.pools(
+            g,
+            parallel,
+            case.kv_dtype,
+            stage,
+            raw_mla=case.raw_mla,
+            draft_layers=1 if case.draft else 0,
+            swa_ratio=case.swa_ratio,
+        )
+        for stage in range(parallel.pp)
+    ]
     # The pools allocate one page more than they count.
     slack = (
         slack_needed(case, pre, total) + case.page * max(pool.cell for pool in pools) + memory.MULTIMODAL * g.multimodal
@@ -158,8 +167,18 @@ def solve(case: Case) -> Result:
 
     def tokens_at(share: float) -> tuple[int, int]:
         rest = pre * share - heaviest - (memory.MULTIMODAL if g.multimodal else 0)
-        found = [pool.tokens(rest, case.page, requests=case.requests_given, radix=case.radix, ratio=case.mamba_ratio,
-                             slots=case.mamba_slots) for pool in pools if pool.cell or pool.state]  # fmt: skip
+        found = [
+            pool.tokens(
+                rest,
+                case.page,
+                requests=case.requests_given,
+                radix=case.radix,
+                ratio=case.mamba_ratio,
+                slots=case.mamba_slots,
+            )
+            for pool in pools
+            if pool.cell or pool.state
+        ]
         return min(t for t, _ in found), max(s for _, s in found)
 
     tokens, state = tokens_at(fraction)
@@ -170,14 +189,32 @@ def solve(case: Case) -> Result:
     reasons, warnings = _verdict(case, pres, held, tokens, fraction, recommended, short, accounts)
     state_slots = state // pools[0].state - 1 if pools[0].state else None
     unmatched = tuple(sorted({name for _, _, names in held for name in names}))
-    return Result(tuple(size for size, _, _ in held), pres, fraction, recommended, default, tokens,
-                  max(pool.cell for pool in pools), accounts, reasons, warnings, short, unmatched, state_slots)  # fmt: skip
+    return Result(
+        tuple(size for size, _, _ in held),
+        pres,
+        fraction,
+        recommended,
+        default,
+        tokens,
+        max(pool.cell for pool in pools),
+        accounts,
+        reasons,
+        warnings,
+        short,
+        unmatched,
+        state_slots,
+    )
 
 
 def _accounts(
-    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools], tokens: int,
-    state: int, slack: float,
-) -> tuple[tuple[Account, ...], int]:  # fmt: skip
+    case: Case,
+    pres: tuple[int, ...],
+    held: list[tuple[int, int, tuple[str, ...]]],
+    pools: list[kv.Pools],
+    tokens: int,
+    state: int,
+    slack: float,
+) -> tuple[tuple[Account, ...], int]:
     """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
     lines = []
     short = 0
@@ -191,22 +228,41 @@ def _accounts(
         left = pre - size - pool - graph - active - running
         short = max(short, case.margin - left)
         margin = max(0, min(case.margin, left))
-        lines.append(Account(gpu.index, gpu.total_bytes - pre, size, pool if left >= 0 else None, graph, active, running,
-                             margin, left - margin if left >= 0 else None, gpu.total_bytes - pre + size + peak))  # fmt: skip
+        lines.append(
+            Account(
+                gpu.index,
+                gpu.total_bytes - pre,
+                size,
+                pool if left >= 0 else None,
+                graph,
+                active,
+                running,
+                margin,
+                left - margin if left >= 0 else None,
+                gpu.total_bytes - pre + size + peak,
+            )
+        )
     return tuple(lines), max(0, short)
 
 
 def _verdict(
-    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], tokens: int, fraction: float,
-    recommended: float, short: int, accounts: tuple[Account, ...],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+    case: Case,
+    pres: tuple[int, ...],
+    held: list[tuple[int, int, tuple[str, ...]]],
+    tokens: int,
+    fraction: float,
+    recommended: float,
+    short: int,
+    accounts: tuple[Account, ...],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     reasons: list[str] = []
     warnings: list[str] = []
     pre, heaviest = min(pres), max(size for size, _, _ in held)
     if pre < 0.9 * max(pres):
         # model_runner: _check_tp_memory_balance
         reasons.append(
-            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}: the engine refuses more than a "
+            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}: the engine refuses more "
+            f"than a "
             "tenth of difference; free the fullest GPU"
         )
     peak = next((a for a, gpu in zip(accounts, case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes), None)
@@ -224,12 +280,14 @@ def _verdict(
         slack = pre * (1 - fraction)
         if least > slack:
             reasons.append(
-                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces and the "
+                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, "
+                f"workspaces and the "
                 f"margin, which need {format_bytes(least)}: MEM_FRACTION_STATIC={recommended:.3f} would fit"
             )
         elif fraction > recommended:
             warnings.append(
-                f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these settings; "
+                f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these "
+                f"settings; "
                 f"{recommended:.3f} is what the plan would choose"
             )
     if not reasons and tokens < 1:

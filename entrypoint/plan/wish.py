@@ -38,19 +38,47 @@ FIELD_BY_DEST = {
 
 # Settings that the plan turns into engine flags or into the account.
 PLANNED = (
-    "device", "tp", "pp", "ep", "dp_attention", "quantization", "context_length", "max_running_requests",
-    "kv_cache_dtype", "chunked_prefill_size", "cuda_graph_max_bs", "mem_fraction_static", "memory_margin",
-    "attention_backend", "moe_runner_backend", "fp4_gemm_backend", "speculative",
-)  # fmt: skip
+    "device",
+    "tp",
+    "pp",
+    "ep",
+    "dp_attention",
+    "quantization",
+    "context_length",
+    "max_running_requests",
+    "kv_cache_dtype",
+    "chunked_prefill_size",
+    "cuda_graph_max_bs",
+    "mem_fraction_static",
+    "memory_margin",
+    "attention_backend",
+    "moe_runner_backend",
+    "fp4_gemm_backend",
+    "speculative",
+)
 
 _SECRET = re.compile(r"api_key|password|secret|auth_token")
 _FLOATS = {"mem_fraction_static"}
 _WORDS = {
-    "kv_cache_dtype", "quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend", "device", "speculative",
-}  # fmt: skip
+    "kv_cache_dtype",
+    "quantization",
+    "attention_backend",
+    "moe_runner_backend",
+    "fp4_gemm_backend",
+    "device",
+    "speculative",
+}
 _SUFFIX = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-}  # fmt: skip
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 
 
 @dataclass(frozen=True)

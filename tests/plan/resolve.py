@@ -17,6 +17,7 @@ import json
 import sys
 import types
 import warnings
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 STUBS = ("torchvision", "sgl_kernel", "flashinfer", "deep_gemm", "flash_mla")
@@ -28,7 +29,7 @@ SHOWN = (
 
 
 class _Stub(types.ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
     __version__ = "99.0.0"
 
     def __getattr__(self, name: str) -> object:

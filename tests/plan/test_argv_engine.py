@@ -13,9 +13,12 @@ from planned import CONFIGS, h200, make, read, rtx
 from entrypoint import plan, presets, settings
 
 BY_PRESET = {
-    "glm-5-nvfp4": "glm-5-nvfp4", "glm-5.1-nvfp4": "glm-5-nvfp4", "glm-5.2-nvfp4": "glm-5.2-nvfp4",
-    "qwen3.5-397b-nvfp4": "qwen3.5-12-layers", "minimax-m2.5-nvfp4": "minimax-m2-8-layers",
-}  # fmt: skip
+    "glm-5-nvfp4": "glm-5-nvfp4",
+    "glm-5.1-nvfp4": "glm-5-nvfp4",
+    "glm-5.2-nvfp4": "glm-5.2-nvfp4",
+    "qwen3.5-397b-nvfp4": "qwen3.5-12-layers",
+    "minimax-m2.5-nvfp4": "minimax-m2-8-layers",
+}
 
 
 @pytest.mark.engine
@@ -41,8 +44,14 @@ def test_the_engine_accepts_and_resolves_what_is_planned(tmp_path: Path) -> None
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["parsed"] == sorted(planned)
     resolved, ours = answer["resolved"], planned["glm-5-nvfp4"]
-    for name in ("mem_fraction_static", "chunked_prefill_size", "attention_backend", "moe_runner_backend", "kv_cache_dtype",
-                 "max_running_requests"):  # fmt: skip
+    for name in (
+        "mem_fraction_static",
+        "chunked_prefill_size",
+        "attention_backend",
+        "moe_runner_backend",
+        "kv_cache_dtype",
+        "max_running_requests",
+    ):
         assert resolved[name] == getattr(ours, name), name
     assert resolved["dsa_decode_backend"] == resolved["dsa_prefill_backend"] == "flashinfer_sparse_mla"
     assert resolved["decode_graph"][1] == ours.cuda_graph_max_bs

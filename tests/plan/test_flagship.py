@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from planned import GIB, adds_up, h200, make, read, rtx
 
@@ -86,7 +88,8 @@ def test_an_occupied_gpu_is_named() -> None:
 def test_kernels_of_sm120_are_said_outright() -> None:
     flags = " ".join(flagship().flags)
     for text in (
-        "--quantization modelopt_fp4", "--moe-runner-backend flashinfer_cutlass", "--dsa-decode-backend flashinfer_sparse_mla",
+        "--quantization modelopt_fp4", "--moe-runner-backend flashinfer_cutlass", "--dsa-decode-backend "
+                                                                                  "flashinfer_sparse_mla",
         "--dsa-prefill-backend flashinfer_sparse_mla", "--kv-cache-dtype fp8_e4m3", "--disable-shared-experts-fusion",
         "--disable-custom-all-reduce", "--tp-size 8", "--enable-metrics", "--reasoning-parser glm45",
     ):  # fmt: skip
@@ -122,9 +125,7 @@ def test_presets_load_say_what_they_are_and_comment_every_line(preset: str) -> N
     assert settings.load({"RELAUNCH_PRESET": preset}, presets.read_all()).settings.model
     assert presets.describe(text).endswith(".")
     lines = [line for line in text.splitlines() if line]
-    assert all(
-        before.startswith("#") for before, line in zip(lines, lines[1:], strict=False) if not line.startswith("#")
-    )
+    assert all(before.startswith("#") for before, line in pairwise(lines) if not line.startswith("#"))
 
 
 def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from planned import GIB, h200, make, rtx
 
 from entrypoint import plan
-
-from planned import GIB, h200, make, rtx
 
 # sglang 0.5.23 on H200 with dummy weights: config, TP, fraction, weights GiB per rank, max_total_num_tokens.
 H200 = [
@@ -67,10 +66,10 @@ def test_readings_are_dropped_when_the_box_is_fuller_or_laid_out_otherwise() -> 
     [("glm-5-nvfp4", rtx(), 8, 0.833), ("llama-8b", h200(), 1, 0.903)],
 )
 def test_the_engines_own_default_fraction(config: str, box: object, tp: int, default: float) -> None:
+    from planned import read
+
     from entrypoint import checkpoint_geometry
     from entrypoint.plan import memory, sharding
-
-    from planned import read
 
     g = checkpoint_geometry.of(read(config).config, read(config).architecture)
     total = box.gpus[0].total_bytes  # type: ignore[attr-defined]
