@@ -68,6 +68,7 @@ def _sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _walk(data: mmap.mmap, position: int, end: int) -> Iterator[Unit]:
+    start = position
     while position + _CONTAINER.size <= end:
         magic, _, header, payload = _CONTAINER.unpack_from(data, position)
         if magic != MAGIC:
@@ -82,5 +83,5 @@ def _walk(data: mmap.mmap, position: int, end: int) -> Iterator[Unit]:
             if header == 0:
                 break
             entry += header + size
-        position += -position % 8
+        position += (start - position) % 8
         yield frozenset(images)
