@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .literals import needed
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -24,17 +26,29 @@ class Cause:
 
 @dataclass(frozen=True)
 class Rule:
-    """Texts that show a cause. ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only
-    counts there (empty: anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage
-    that was reached. See the head of `catalogue/causes.toml` for ``weight``."""
+    """Texts that show a cause, each with the words that it needs (`literals.py`).
+
+    ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only counts there (empty:
+    anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached.
+    See the head of `catalogue/causes.toml` for ``weight``.
+    """
 
     cause: str
     weight: int
-    text: re.Pattern[str]
+    texts: tuple[tuple[frozenset[str] | None, re.Pattern[str]], ...]
     unless: re.Pattern[str] | None
     stages: frozenset[str]
     frames: re.Pattern[str] | None
     stage: str | None
+
+    def search(self, text: str, lowered: str) -> re.Match[str] | None:
+        """The first text that shows the cause; ``lowered`` is ``text`` in lower case."""
+        for words, pattern in self.texts:
+            if words is None or any(word in lowered for word in words):
+                match = pattern.search(text)
+                if match:
+                    return None if self.unless and self.unless.search(text) else match
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     return Rule(
         cause=row["cause"],
         weight=row["weight"],
-        text=_compile("|".join(f"(?:{part})" for part in row["re"])),
+        texts=tuple((needed(part), _compile(part)) for part in row["re"]),
         unless=_compile(row["not"]) if "not" in row else None,
         stages=frozenset(row.get("in", ())),
         frames=_compile(row["frames"]) if "frames" in row else None,

@@ -35,11 +35,11 @@ _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _FILE = re.compile(r"[\w.-]+\.(?:safetensors|bin|gguf)\b|\b(?:config|tokenizer|tokenizer_config)\.json\b")
 
 
-def numbers_in(text: str) -> dict[str, float]:
-    """Every number that ``text`` names, by its name. The first expression of a name that fits wins."""
+def numbers_in(text: str, only: str | None = None) -> dict[str, float]:
+    """Every number that ``text`` names (or ``only`` that one), by its name. The first expression that fits wins."""
     found: dict[str, float] = {}
     for name, pattern in _TEXTS:
-        match = pattern.search(text)
+        match = pattern.search(text) if only in (None, name) else None
         if match and name not in found:
             groups = match.groups()
             found[name] = _bytes(*groups) if len(groups) == 2 else float(groups[0])

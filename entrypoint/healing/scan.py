@@ -19,6 +19,9 @@ ORDER = (
     "preflight", "download", "verify", "init", "nccl_init", "weight_load", "kv_alloc", "warmup", "graph_capture",
     "first_forward", "serving",
 )  # fmt: skip
+# Lines that differ in digits alone are tried this often, and this many different ones in one run of an engine.
+SAME_SHAPE, SHAPES = 20, 20_000
+_DIGITS = str.maketrans("123456789", "000000000")
 HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fatal text has been seen
 
 # Every rule needs one of these words in its line (a test holds them to the corpus); lower case.
@@ -28,20 +31,21 @@ WORDS = (
     "cannot", "can not", "no ", "unable", "unsupported", "invalid", "missing", "mismatch", "denied", "space",
     "address", "port ", "lock", "corrupt", "truncat", "incomplete", "must", "require", "only", "too ", "exit",
     "hang", "hung", "stuck", "stall", "dead", "freez", "frozen", "waiting", "retract", "garb", "token", "429",
-    "40", "50", "gated", "exceed", "undefined", "found", "expected", "usage", "lost", "bus", "refused", "reset",
-    "unreach", "offline", "mib", "gib", "gb", "bytes", "!!!", "canary", "output", "exhaust", "enospc", "eacces",
-    "graph", "capture", "cache", "divisible", "conflict", "incompatible", "exclusive", "stop", "spec",
-    "barrier", "health", "acs", "rpc", "unbalanced", "occupied", "alloc", "terminate", "select", "link down",
-    "inaccessible", "rate limit", "header", "eof", "version", "import", "symbol", "rejected", "remedy", "nvcc",
-    "ninja", "ptxas", "nvrtc", "traceback", "deprecat", "client", "core dumped", "collaps", "answer", "empty",
-    "advanc", "fired up", "startup", "parallel", "avail mem", "autotune", "max_total", "load", "begin",
-    "compil", "fetching", "throughput", "stays", "progress", "key", "acquire", "iommu", "rapid", "later",
-    "child", "num_expert", "broken",
+    "401", "403", "zeros", "500", "502", "503", "504", "gated", "exceed", "undefined", "found", "expected",
+    "usage", "lost", "bus", "refused", "reset", "unreach", "offline", "mib", "gib", "gb", "bytes", "!!!",
+    "canary", "output", "exhaust", "enospc", "eacces", "graph", "capture", "cache", "divisible", "conflict",
+    "incompatible", "exclusive", "stop", "spec", "barrier", "health", "acs", "rpc", "unbalanced", "occupied",
+    "alloc", "terminate", "select", "link down", "inaccessible", "rate limit", "header", "eof", "version",
+    "import", "symbol", "rejected", "remedy", "nvcc", "ninja", "ptxas", "nvrtc", "traceback", "deprecat",
+    "client", "core dumped", "collaps", "answer", "empty", "advanc", "fired up", "startup", "parallel",
+    "avail mem", "autotune", "max_total", "load", "begin", "compil", "fetching", "throughput", "stays",
+    "progress", "key", "acquire", "iommu", "rapid", "later", "child", "num_expert", "broken",
 )  # fmt: skip
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
 _EXCEPTION = re.compile(
-    r"^(?:E\s+)?(?:\w+\.)*[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit|Enabled)\b(?:\s*[:(]|$)|^\S*[Ff]atal[ :]"
+    r"^(?:E\s+)?(?:\w+\.)*[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit|Enabled)\b(?:\s*[:(]|$)"
+    r"|^\S*[Ff]atal[ :]"
 )
 _HIT_EXCEPTION = re.compile(r"(?:hit an exception|Traceback \(most recent call last\))")
 _SOFT = re.compile(
@@ -101,7 +105,7 @@ class Scanner:
         self._parser = LogParser()
         self._frames: list[str] = []
         self._trace: Line | None = None
-        self._seen: dict[str, bool] = {}
+        self._seen: dict[str, int] = {}
 
     @property
     def boot(self) -> Boot:
@@ -123,9 +127,10 @@ class Scanner:
             return
         if " batch, #" in raw or " batch [" in raw:
             self.boot.activity = "prefill" if "Prefill" in raw else "decode"
-            tokens = numbers_in(raw).get("new_tokens")
-            if tokens:
-                self.boot.numbers["new_tokens"] = tokens
+            if self.boot.activity == "prefill":
+                self.boot.numbers.update(numbers_in(raw, "new_tokens"))
+            return
+        if '" 200 OK' in raw:
             return
         if not any(word in lowered for word in WORDS):
             return
@@ -136,7 +141,7 @@ class Scanner:
         """sglang prints its configuration once per run: a second time means that it was started again."""
         if self.boot.ended or self.boot.ready:
             self.boots = [*self.boots[-7:], Boot()]
-            self._parser, self._frames, self._trace = LogParser(), [], None
+            self._parser, self._frames, self._trace, self._seen = LogParser(), [], None, {}
         self._set("", None, "init")
 
     def _line(self, number: int, line: Line) -> None:
@@ -151,11 +156,12 @@ class Scanner:
             self._frames, self._trace = [], line
         if "%" in text and "|" in text and "it/s" in text:
             return
-        if self._seen.get(text) is False:
+        shape = text.translate(_DIGITS)
+        seen = self._seen.get(shape, 0)
+        if seen >= SAME_SHAPE or (seen == 0 and len(self._seen) >= SHAPES):
             return
-        hit = self._match(number, line)
-        if len(self._seen) < 20000:
-            self._seen[text] = hit
+        self._seen[shape] = seen + 1
+        self._match(number, line)
 
     def _mark(self, number: int, line: Line) -> bool:
         """Stage lines and progress bars; True when the line is nothing else."""
@@ -196,23 +202,20 @@ class Scanner:
         if everyone:
             boot.floor = stage
 
-    def _match(self, number: int, line: Line) -> bool:
+    def _match(self, number: int, line: Line) -> None:
         text = line.text
         owner = line if line.writer or line.rank is not None or self._trace is None else self._trace
         reached = self.boot.stage_of(owner.writer)
-        frames = "\n".join(self._frames)
+        frames, lowered = "\n".join(self._frames), text.lower()
         shown = _stage_of_frames(frames)
-        matched = False
         for rule in catalogue().rules:
             if rule.stages and reached and reached not in rule.stages:
                 continue
-            if not rule.text.search(text) or (rule.unless and rule.unless.search(text)):
+            if not rule.search(text, lowered):
                 continue
             if rule.frames and not rule.frames.search(frames):
                 continue
-            matched = True
             self._keep(number, text, rule, reached, shown, owner.rank)
-        return matched
 
     def _keep(
         self, number: int, text: str, rule: Rule, reached: str | None, shown: str | None, rank: int | None

@@ -15,6 +15,7 @@ from entrypoint.errors import EXIT_UNREADABLE, Stop
 from entrypoint.healing import causes
 from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Observed, classify, explain_file
+from entrypoint.healing.literals import needed
 from entrypoint.healing.scan import WORDS, Scanner
 
 DATA = Path(__file__).parents[1] / "data"
@@ -51,7 +52,7 @@ def test_own_corpus_survives_what_wraps_a_log() -> None:
 def test_every_line_that_a_rule_knows_passes_the_word_filter() -> None:
     for case in OWN:
         for line in case["text"].split("\n"):
-            if any(rule.weight > 33 and rule.text.search(line) for rule in catalogue().rules):
+            if any(rule.weight > 33 and rule.search(line, line.lower()) for rule in catalogue().rules):
                 assert any(word in line.lower() for word in WORDS), line
 
 
@@ -276,3 +277,29 @@ def test_a_log_full_of_failures_stays_bounded() -> None:
     for number in range(30_000):
         scanner.feed(number, f"RuntimeError: CUDA error: an illegal memory access was encountered, try {number % 7}")
     assert len(scanner.boot.hits) <= 4000
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("(?:out|ran) of memory", "ran of memory"),
+        ("colou?r (red|blue)", "color blue"),
+        ("[abc]+x{2,3}yz \\(done\\)", "axxyz (done)"),
+        ("(?<!no )failed", "it failed"),
+        ("a|bcd", "a"),
+    ],
+)
+def test_the_words_that_an_expression_needs_are_in_what_it_matches(expression: str, text: str) -> None:
+    assert re.search(expression, text)
+    words = needed(expression)
+    assert words is None or any(word in text for word in words)
+
+
+def test_the_words_of_the_catalogue_are_in_what_it_matches() -> None:
+    """On every line of the corpus: trying the words first changes no answer."""
+    for line in {line for case in OWN for line in case["text"].split("\n")}:
+        for rule in catalogue().rules:
+            for words, pattern in rule.texts:
+                match = pattern.search(line)
+                if match and words is not None:
+                    assert any(word in line.lower() for word in words), (pattern.pattern, line)
