@@ -15,6 +15,8 @@ from .memory import Load
 from .plan import Account
 from .sharding import Parallel
 
+# How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
+CREDIBLE = 0.15
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
 
@@ -104,9 +106,10 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
         peak += mtp.swizzle
     if not g.known:
         size += size // UNKNOWN_SHARE
-    read = case.readings.get("weights")
-    if read:
-        size = int(read + case.readings.get("draft_weights", 0.0))
+    read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
+    # A reading that is far off is of another layout: the formula stands.
+    if abs(read - size) < size * CREDIBLE:
+        size = int(read)
     return size, peak, unmatched
 
 
@@ -140,9 +143,10 @@ def solve(case: Case) -> Result:
     parallel, g = case.parallel, case.g
     overhead = memory.before_weights(parallel, case.nvlink)
     pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
-    if case.readings.get("baseline_free"):
+    read = case.readings.get("baseline_free", 0.0)
+    if pres and abs(read - min(pres)) < min(pres) * CREDIBLE:
         lowest = min(pres)
-        pres = tuple(int(p - lowest + case.readings["baseline_free"]) for p in pres)
+        pres = tuple(int(p - lowest + read) for p in pres)
     pre, total = min(pres), min(gpu.total_bytes for gpu in case.gpus)
     held = [weights(case, stage) for stage in range(parallel.pp)]
     heaviest = max(size for size, _, _ in held)

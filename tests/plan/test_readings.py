@@ -61,6 +61,11 @@ def test_readings_are_dropped_when_the_box_is_fuller_or_laid_out_otherwise() -> 
         assert any("earlier boot" in warning for warning in planned.warnings)
 
 
+def test_a_reading_of_another_layout_is_not_believed() -> None:
+    learned = plan.Learned(free_at_start_bytes=1, readings={"weights": 2 * 55.8 * GIB})
+    assert make("glm-5-nvfp4", rtx(), learned=learned).max_total_tokens == make("glm-5-nvfp4", rtx()).max_total_tokens
+
+
 @pytest.mark.parametrize(
     ("config", "box", "tp", "default"),
     [("glm-5-nvfp4", rtx(), 8, 0.833), ("llama-8b", h200(), 1, 0.903)],
