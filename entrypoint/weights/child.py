@@ -5,8 +5,8 @@ parent may kill it at any time: finished files stay, unfinished ones are removed
 
 Requests: ``{"op": "tree", "repo", "revision"}`` and ``{"op": "fetch", "repo", "commit", "branch", "files":
 [[path, size, algo, digest]], "workers", "max_rate", "parent"}``.
-Events: ``ready``, ``tree``, ``bytes``, ``file`` (fetched and hashed), ``bad`` (wrong bytes, twice), ``wait`` (rate limit),
-``note``, ``error`` and ``done``.
+Events: ``ready``, ``tree``, ``bytes``, ``file`` (fetched and hashed), ``bad`` (wrong bytes, twice), ``wait`` (rate
+limit), ``note``, ``error`` and ``done``.
 """
 
 from __future__ import annotations

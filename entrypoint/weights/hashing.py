@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-BUFFER = 1 << 20  # larger ones fall out of the second-level cache between reading and hashing
+BUFFER = 1 << 18  # stays in the second-level cache between reading and hashing
 
 Identity = tuple[int, int, int, int]
 
