@@ -54,7 +54,7 @@ ARG SM=120
 RUN --mount=type=bind,source=entrypoint/cuda,target=/tmp/build/relaunch_cuda \
     PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_cuda.home /opt/relaunch/cuda \
     && CUDA_HOME=/opt/relaunch/cuda PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 \
-        /opt/relaunch/venv/bin/python -m relaunch_cuda.binaries "${SM}" | tee /opt/relaunch/binaries.txt
+        /opt/relaunch/venv/bin/python -m relaunch_cuda.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
 ENV CUDA_HOME=/opt/relaunch/cuda
 # Kernels compiled ahead: WARM=all or names of `relaunch warm` (minutes to an hour of compilers). They are copied
 # into the cache volume at the first start.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import inputs
-from .doctoring import judge_gpu, judge_host, read_gpu, read_host, read_pci, read_serving
+from .doctoring import judge_gpu, judge_host, judge_kernels, read_gpu, read_host, read_pci, read_serving
 from .doctoring.facts import Check, Facts
 from .errors import Stop
 from .hardware import Inventory
@@ -29,7 +29,8 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
         loaded = inputs.settle(loaded, box, environ)
     except Stop as stop:
         refused = Check("model", "model", "fail", stop.message, stop.next_step)
-    return document([*([refused] if refused else []), *judge(read(loaded, box, environ))])
+    compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
+    return document([*([refused] if refused else []), *judge(read(loaded, box, environ)), *compiled])
 
 
 def judge(facts: Facts) -> list[Check]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import inputs
-from .cuda import bake, kernels
+from .cuda import bake, kernels, prepare
 from .cuda.kernels import Kernel
 from .errors import EXIT_OK, EXIT_UNAVAILABLE, Stop, config_rejected
 from .settings import Loaded
@@ -40,6 +40,7 @@ def run(
     results: list[bake.Result] = []
     if not check:
         try:
+            prepare.seed(kernels.directory(cache_dir))
             results = bake.compile_ahead(wanted, cache_dir, target, environ, jobs, _say)
         except RuntimeError as error:
             raise Stop("jit_toolchain", str(error), "install locks/engine.txt") from None
@@ -82,6 +83,8 @@ def status(
     """What is compiled already, of ``wanted`` or of all that are known for ``sm``. Imports no engine: a look at
     files. ``kernels`` is empty for an ``sm`` without a list, and without an engine."""
     place = Path(environ.get("FLASHINFER_WORKSPACE_BASE") or kernels.directory(cache_dir))
+    if not (place / ".cache").exists() and (prepare.BAKED / place.name).is_dir():
+        place = prepare.BAKED / place.name  # in the image, and copied at the first start
     rows: list[dict[str, Any]] = []
     if kernels.has_engine():
         for kernel in kernels.BY_SM.get(sm, ()) if wanted is None else wanted:

@@ -49,7 +49,8 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
 def locks(folder: Path | None) -> list[dict[str, str]]:
     found = sorted(folder.glob("*.txt")) if folder else []
     return [
-        {"name": f"relaunch:lock:{path.stem}:sha256", "value": hashlib.sha256(path.read_bytes()).hexdigest()} for path in found
+        {"name": f"relaunch:lock:{path.stem}:sha256", "value": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in found
     ]
 
 

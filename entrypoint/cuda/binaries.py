@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterable
@@ -62,6 +63,14 @@ def check(sm: int) -> list[Finding]:
         if name in distributions and all(f.package != name for f in findings):
             findings.append(Finding(name, distributions[name].version, "pass", "compiles for the GPU at run time"))
     return [*findings, *toolchain()]
+
+
+def known(sm: int, image: Path = Path("/opt/relaunch")) -> list[Finding]:
+    """As `check`, but from the record that an image's build made, where there is one: an image does not change."""
+    record = image / f"binaries-sm{sm}.json"
+    if not record.exists():
+        return check(sm)
+    return [Finding(**row) for row in json.loads(record.read_text())]
 
 
 def toolchain() -> list[Finding]:
@@ -125,10 +134,13 @@ def _normal(name: str) -> str:
 
 
 def main() -> int:
-    """For image builds: the list, and 1 when something that the engine needs is missing."""
-    findings = check(int(sys.argv[1]) if len(sys.argv) > 1 else 120)
+    """For image builds: ``binaries SM RECORD``. Prints the list and keeps it for `known`; 1 when the engine could not
+    work with what is there."""
+    sm, record = int(sys.argv[1]), Path(sys.argv[2])
+    findings = check(sm)
     for finding in findings:
         print(finding.line())
+    record.write_text(json.dumps([vars(finding) for finding in findings], indent=1) + "\n")
     return int(any(finding.verdict == "fail" for finding in findings))
 
 

@@ -32,16 +32,17 @@ def prepare(cache_dir: Path, in_use: Path, environ: Mapping[str, str], baked: Pa
     return said
 
 
-def seed(place: Path, baked: Path) -> bool:
+def seed(place: Path, baked: Path = BAKED) -> bool:
     """Copy the image's kernels to ``place`` unless they are there. True when copied."""
     source = baked / place.name
-    if place.exists() or not source.is_dir():
+    if (place / ".cache").exists() or (place / "sglang").exists() or not source.is_dir():
         return False
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_name(f".{place.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     # With times: the libraries compare them with those of their sources.
     shutil.copytree(source, draft, symlinks=True)
+    shutil.rmtree(place, ignore_errors=True)  # made, but nothing in it
     try:
         draft.rename(place)
     except OSError:  # another process was first

@@ -81,12 +81,12 @@ def test_jobs_follow_memory_and_cores() -> None:
 
 def test_kernels_of_an_image_are_copied_once_with_their_times(tmp_path: Path) -> None:
     place = tmp_path / "cache/jit/kernels-1"
-    file = tmp_path / "baked/kernels-1/norm.so"
+    file = tmp_path / "baked/kernels-1/.cache/norm.so"
     file.parent.mkdir(parents=True)
     file.write_text("code")
     os.utime(file, (1000, 1000))
     assert prepare.seed(place, tmp_path / "baked") is True
-    assert (place / "norm.so").stat().st_mtime == 1000
+    assert (place / ".cache/norm.so").stat().st_mtime == 1000
     assert prepare.seed(place, tmp_path / "baked") is False
     assert [path.name for path in place.parent.iterdir()] == ["kernels-1"]
 

@@ -51,32 +51,33 @@ def test_image_size(docker: Docker, engine: Image) -> None:
 
 
 def test_installed_versions_are_the_labels_and_the_lock(docker: Docker, engine: Image) -> None:
-    lock = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "locks/engine.txt").read_text(), re.M))
+    # A name may stand there twice, for other platforms.
+    lock = set(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "locks/engine.txt").read_text(), re.M))
     labels = json.loads(docker("image", "inspect", engine.name).stdout)[0]["Config"]["Labels"]
     for name in ("sglang", "torch", "flashinfer-python"):
-        assert labels[f"relaunch.engine.{name}"] == lock[name]
+        assert (name, labels[f"relaunch.engine.{name}"]) in lock
     run = docker("run", "--rm", "--entrypoint", "cat", engine.name, "/opt/relaunch/sbom.cdx.json")
     document = json.loads(run.stdout)
     digests = {p["name"]: p["value"] for p in document["metadata"]["properties"]}
     assert labels["relaunch.lock"] == f"sha256:{digests['relaunch:lock:engine:sha256']}"
-    installed = {c["name"]: c["version"] for c in document["components"] if c["purl"].startswith("pkg:pypi/")}
-    assert not {name: version for name, version in installed.items() if lock.get(name) != version}
-    assert len(installed) > 200
+    installed = {(c["name"], c["version"]) for c in document["components"] if c["purl"].startswith("pkg:pypi/")}
+    assert installed <= lock and len(installed) > 200
 
 
 def test_the_build_looked_into_every_binary(docker: Docker, engine: Image) -> None:
-    run = docker("run", "--rm", "--entrypoint", "cat", engine.name, "/opt/relaunch/binaries.txt")
-    lines = dict(re.findall(r"^\S+ +(\S+?)==\S+: (.*)$", run.stdout, re.M))
+    run = docker("run", "--rm", "--entrypoint", "cat", engine.name, "/opt/relaunch/binaries-sm120.json")
+    rows = json.loads(run.stdout)
+    lines = {row["package"]: row["detail"] for row in rows}
     assert "compiler and headers are both of CUDA 13.0" in lines["nvidia-cuda-nvcc"]
     assert lines["torch"].startswith("code for SM120 in")
     assert "flash_ops.abi3.so" in lines["sglang-kernel"] and "FlashAttention 3" in lines["sglang-kernel"]
     assert "no code for SM120" in lines["sgl-flash-mla"] and "no code for SM120" in lines["sgl-deep-ep"]
-    assert not re.search(r"^fail", run.stdout, re.M)
+    assert {row["verdict"] for row in rows} == {"pass", "warn"}
 
 
 def test_rehearsal_serves_heals_and_drains(docker: Docker, engine: Image, ports: dict[str, str]) -> None:
     began = time.monotonic()
-    docker("compose", "up", "--wait", "--no-build", "rehearsal", env=ports, timeout=400)
+    docker("compose", "up", "--wait", "--no-build", "rehearsal", env=ports, timeout=900)
     print(f"\nhealthy after {time.monotonic() - began:.1f} s")
     running = docker("compose", "ps", "--format", "json", env=ports).stdout.splitlines()
     assert [json.loads(line)["Service"] for line in running] == ["rehearsal"]
@@ -103,7 +104,7 @@ def test_rehearsal_serves_heals_and_drains(docker: Docker, engine: Image, ports:
     docker(*python, f"import os;os.kill({victim}, 9)")
     killed = time.monotonic()
     wait(lambda: fetch(f"{control}/readyz")[0] == 503, 30)
-    wait(lambda: fetch(f"{control}/readyz")[0] == 200, 300)
+    wait(lambda: fetch(f"{control}/readyz")[0] == 200, 900)
     print(f"ready again {time.monotonic() - killed:.1f} s after kill -9 of the scheduler")
     assert fetch(f"{base}/v1/embeddings", {"model": "rehearsal", "input": "again"})[0] == 200
     state = json.loads(docker("inspect", container).stdout)[0]
@@ -172,8 +173,8 @@ def test_three_kernels_are_compiled_for_sm120_and_found_again(docker: Docker, en
         assert [row["result"] for row in first["kernels"]] == ["compiled"] * 3
         assert [row["result"] for row in again["kernels"]] == ["found"] * 3
         inside = (
-            "run", "--rm", "-v", "warm:/var/cache/relaunch", "--entrypoint", "/opt/relaunch/venv/bin/python", engine.name,
-            "-c", "import sys;from pathlib import Path;from entrypoint.cuda import fatbin;"
+            "run", "--rm", "-v", "warm:/var/cache/relaunch", "--entrypoint", "/opt/relaunch/venv/bin/python",
+            engine.name, "-c", "import sys;from pathlib import Path;from entrypoint.cuda import fatbin;"
             "print(sorted({f'{i.kind} {i.arch} {i.specific}' for p in Path(sys.argv[1]).rglob('*.so')"
             " for unit in fatbin.read(p) for i in unit}))", first["directory"],
         )  # fmt: skip
