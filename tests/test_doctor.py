@@ -334,3 +334,52 @@ def test_gpus_of_a_box_without_nvml() -> None:
     assert read_gpu.read((), lambda _: None, lambda _: False) == ((), (), ())
 
 
+
+
+class FakeNvml:
+    """Two cards as NVML shows them; the second one answers NOT_SUPPORTED to everything but memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import pynvml
+
+        self.error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetRemappedRows": (1, 0, 1, 0),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40 | 0x4,
+            "nvmlDeviceGetPowerManagementLimit": 450_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 600_000,
+            "nvmlDeviceGetPersistenceMode": 0,
+            "nvmlDeviceGetBAR1MemoryInfo": type("Bar", (), {"bar1Total": 128 * GIB}),
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+            "nvmlDeviceGetComputeRunningProcesses": [type("P", (), {"pid": os.getpid(), "usedGpuMemory": 5 * GIB})],
+            "nvmlDeviceGetGraphicsRunningProcesses": [],
+        }
+        for name in ("nvmlInit", "nvmlShutdown"):
+            monkeypatch.setattr(pynvml, name, lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, _: self.only_first(handle, 61))
+        # As ctypes does: an index that is no number is refused.
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda a, b, index: index + (0 if a < b else 1))
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, lambda handle, answer=answer: self.only_first(handle, answer))
+
+    def only_first(self, handle: int, answer: Any) -> Any:
+        if handle:
+            raise self.error
+        return answer
+
+
+def test_what_nvml_says_and_what_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoint.hardware import Gpu
+
+    FakeNvml(monkeypatch)
+    gpus = tuple(Gpu(i, "X", 120, 96 * GIB, 95 * GIB) for i in range(2))
+    (first, second), holders, found = read_gpu.read(gpus, lambda _: "container abc", lambda _: False)
+    assert (first.persistence, first.remap_pending, first.remap_failed) == (False, True, False)
+    assert first.throttle == ("hw_thermal_slowdown", "sw_power_cap")
+    assert (first.power_limit_watts, first.power_default_watts, first.temperature) == (450.0, 600.0, 61)
+    assert (first.width, first.width_max, first.bar1_bytes) == (8, 16, 128 * GIB)
+    assert (second.persistence, second.remap_pending, second.throttle, second.width) == (None, None, None, None)
+    assert [(h.gpu, h.pid, h.bytes, h.container) for h in holders] == [(0, os.getpid(), 5 * GIB, "container abc")]
+    assert [(p.a, p.b, p.ok, p.why) for p in found] == [(0, 1, True, ""), (1, 0, False, "chipset not supported")]

@@ -25,6 +25,9 @@ _P2P = {
     4: "disabled by registry key", 5: "not supported", 6: "unknown",
 }  # fmt: skip
 
+# NVML_P2P_CAPS_INDEX_READ. The binding's own constant is a tuple (a stray comma), which ctypes refuses.
+_READ = 0
+
 
 def read(
     gpus: tuple[Gpu, ...], container_of: Callable[[int], str | None], is_ours: Callable[[int], bool]
@@ -76,11 +79,9 @@ def _card(gpu: Gpu, handle: Any) -> Card:
 
 
 def _ask(call: Callable[[], T]) -> T | None:
-    import pynvml
-
     try:
         return call()
-    except (pynvml.NVMLError, AttributeError):
+    except Exception:  # NVMLError, and what ctypes raises where binding and driver disagree: one fact less
         return None
 
 
@@ -108,7 +109,7 @@ def _peers(handles: dict[int, Any]) -> tuple[Peer, ...]:
     import pynvml
 
     def readable(a: Any, b: Any) -> int:
-        return int(pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_READ))
+        return int(pynvml.nvmlDeviceGetP2PStatus(a, b, _READ))
 
     found = []
     for a, b in permutations(handles, 2):
