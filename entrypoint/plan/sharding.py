@@ -73,7 +73,7 @@ RULES = (
     Rule(r"\.linear_attn\.", "attn", "models/qwen3_5.py:Qwen3_5GatedDeltaNet"),
     Rule(r"\.self_attn\.(k_proj|v_proj)\.|attention\.self\.(key|value)\.", "kv", "layers/linear.py:QKVParallelLinear"),
     Rule(r"\.(qkv_proj|c_attn|query_key_value|Wqkv)\.", "qkv", "layers/linear.py:QKVParallelLinear"),
-    Rule(r"\.self_attn\.(q_proj|o_proj)\.(weight|qweight|scales|qzeros)", "attn", "layers/linear.py"),
+    Rule(r"\.self_attn\.(q_proj|o_proj)\.(?!bias)", "attn", "layers/linear.py"),
     Rule(r"\.self_attn\.q_proj\.bias$|\.sinks$", "attn", "layers/linear.py, models/gpt_oss.py"),
     Rule(r"\.self_attn\.o_proj\.bias$", "full", "layers/linear.py:RowParallelLinear"),
     Rule(r"(q_norm|k_norm)\.weight$", "norm", "models/minimax_m2.py:MiniMaxM2RMSNormTP; others replicate"),
