@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 # sysexits by cause (docs/operations.md, "Exit codes"). Every cause that is not here and stops for
 # configuration exits 78; every cause whose restart budget is used up exits 70.
 EXIT_OK = 0
@@ -58,3 +61,16 @@ def config_rejected(message: str, next_step: str = "") -> Stop:
 def unreadable(message: str, next_step: str = "") -> Stop:
     """An input file that is absent or cannot be parsed (exit 66)."""
     return Stop("weights_missing", message, next_step, exit_code=EXIT_UNREADABLE)
+
+
+def unwritable(setting: str, directory: object, error: OSError) -> Stop:
+    """A directory of ours that cannot be written (exit 73): why, and what mends exactly that. ``setting`` is the
+    variable that moves it."""
+    what = f"{setting}={directory} cannot be written by uid {os.getuid()}: {error.strerror or error}"
+    if error.filename and str(error.filename) != str(directory):
+        what += f" ({error.filename})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Stop("disk_full", what, f"free space there, or set {setting}")
+    if error.errno == errno.EROFS:
+        return Stop("permission_denied", what, f"mount a writable volume there, or set {setting}")
+    return Stop("permission_denied", what, f"chown -R {os.getuid()}:{os.getgid()} it on the host, or set {setting}")

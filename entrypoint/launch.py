@@ -4,7 +4,6 @@ without the state machine, and what `relaunch plan` shares with it."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib.util
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from .engine.client import EngineClient, same_launch
 from .engine.command import Command
 from .engine.run import Run
 from .engine.scrub import Scrubber
-from .errors import Stop
+from .errors import Stop, unwritable
 from .hardware import Inventory
 from .logs import Log
 from .plan import Change, Learned, Plan, flags
@@ -124,11 +123,7 @@ class Launch:
             for text in prepare(settings.cache_dir, in_use, self._environ):
                 self._log.info(text)
         except OSError as error:
-            raise Stop(
-                "disk_full" if error.errno == errno.ENOSPC else "permission_denied",
-                f"{error.filename or settings.cache_dir} cannot be written: {error.strerror}",
-                "free space there, or set RELAUNCH_CACHE_DIR to a directory that this user can write",
-            ) from None
+            raise unwritable("RELAUNCH_CACHE_DIR", settings.cache_dir, error) from None
 
     async def client(self, loaded: Loaded) -> EngineClient:
         # The first import of httpx takes a tenth of a second that the loop should not lose.

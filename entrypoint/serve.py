@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
-from . import announce, inputs, terminal
+from . import announce, inputs, preflight, terminal
 from .control import app as control
 from .control.records import Records
 from .control.status import Progress, Status
@@ -201,6 +201,7 @@ class Supervisor:
         self.loaded = inputs.settle(self.loaded, box, self.environ)
         for note in self.loaded.notes:
             self.log.info(note)
+        preflight.require(self.loaded, box)
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
         self._prepared = await self._launch.prepare(self.loaded, box)
         return machine.Prepared()

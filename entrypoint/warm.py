@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from . import inputs
 from .cuda import bake, kernels, prepare
 from .cuda.kernels import Kernel
-from .errors import EXIT_OK, EXIT_UNAVAILABLE, Stop, config_rejected
+from .errors import EXIT_OK, EXIT_UNAVAILABLE, Stop, config_rejected, unwritable
 from .settings import Loaded
 
 DEFAULT_SM = 120
@@ -45,11 +44,7 @@ def run(
         except RuntimeError as error:
             raise Stop("jit_toolchain", str(error), "install locks/engine.txt") from None
         except OSError as error:
-            raise Stop(
-                "disk_full" if error.errno == errno.ENOSPC else "permission_denied",
-                f"{error.filename or cache_dir} cannot be written: {error.strerror}",
-                "free space, or set RELAUNCH_CACHE_DIR to a directory that this user can write",
-            ) from None
+            raise unwritable("RELAUNCH_CACHE_DIR", cache_dir, error) from None
     document = status(cache_dir, target, environ, wanted)
     done = {result.kernel.name: result for result in results}
     for row in document["kernels"]:

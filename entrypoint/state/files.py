@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import EXIT_STATE_IN_USE, Stop
+from ..errors import EXIT_STATE_IN_USE, Stop, unwritable
 
 SCHEMA = 1
 
@@ -67,11 +67,7 @@ class Lock:
             # a+: opening must not empty the file that another supervisor's pid stands in.
             self._file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise Stop(
-                "permission_denied",
-                f"RELAUNCH_STATE_DIR={directory} cannot be written by uid {os.getuid()}: {error.strerror}",
-                f"chown {os.getuid()}:{os.getgid()} {directory}, or set RELAUNCH_STATE_DIR",
-            ) from None
+            raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
