@@ -7,7 +7,9 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from .hashing import Identity, identity
 SCHEMA = 1
 MAX_RECORDS = 64
 MAX_BYTES = 32 << 20
+SLOW_SECONDS = 0.002  # eight stats out of memory take a tenth of this
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,24 @@ def save(state_dir: Path, record: Record) -> None:
 
 def fresh(files: Mapping[str, Proven], root: Path, now: float, max_age: float) -> set[str]:
     """The files that are still the ones that were hashed, and not too long ago: one stat each."""
-    good = set()
-    for name, proven in files.items():
+
+    def is_same(name: str) -> bool:
+        proven = files[name]
         try:
             status = os.stat(f"{root}/{name}")
         except OSError:
-            continue
+            return False
         # A clock that was set back must not make a verdict last for ever.
-        if identity(status) == tuple(proven.identity) and abs(now - proven.at) <= max_age:
-            good.add(name)
-    return good
+        return identity(status) == tuple(proven.identity) and abs(now - proven.at) <= max_age
+
+    names = list(files)
+    begin = time.monotonic()
+    good = {name for name in names[:8] if is_same(name)}
+    if time.monotonic() - begin < SLOW_SECONDS:
+        return good | {name for name in names[8:] if is_same(name)}
+    # Inodes that come from a disk or a server are asked for together; in memory, threads would only cost.
+    with ThreadPoolExecutor(8) as pool:
+        return good | {name for name, same in zip(names[8:], pool.map(is_same, names[8:]), strict=True) if same}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

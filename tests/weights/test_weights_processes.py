@@ -80,21 +80,26 @@ async def test_twenty_kills_at_random_moments_always_end_complete_and_proven(
     moments = random.Random(11)
     hub.fault(r"GET /cdn/", "slow", rate=400_000, times=10**6)
     kept, killed, unfinished = 0, 0, 0
-    for _ in range(20):
+    for number in range(20):
         process = start(bench, download_workers="2")
-        time.sleep(0.3 + 1.0 * moments.random())
+        if number % 4:
+            # Most moments lie inside the download, however slowly this host starts a process.
+            deadline = time.monotonic() + 30
+            while not incomplete(bench) and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+        time.sleep(0.5 * moments.random())
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             killed += 1
         process.communicate()
-        unfinished += len(incomplete(bench))
+        unfinished += bool(incomplete(bench))
         snapshot = next((bench.storage / "snapshots").glob("*"), None) if bench.storage.exists() else None
         kept = len(list(snapshot.iterdir())) if snapshot else 0
         if kept == 9:
             # Complete: the next kills need something to hit.
             shutil.rmtree(bench.root / "home")
             shutil.rmtree(bench.root / "state")
-    assert killed >= 15 and unfinished > 0, "the kills hit nothing"
+    assert killed >= 15 and unfinished >= 5, "the kills hit nothing"
     deadline = time.monotonic() + 2
     while children_of(str(bench.root)) and time.monotonic() < deadline:
         time.sleep(0.05)
