@@ -15,7 +15,7 @@ from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
-from . import backends, explain_choice, kv, layout, solve
+from . import backends, cautions, explain_choice, kv, layout, solve
 from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
@@ -40,7 +40,7 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
     """A plan for the inventory's GPUs. Never raises for a model that it does not know."""
     g = checkpoint_geometry.of(checkpoint.config, checkpoint.architecture)
     choices = Choices(wishes)
-    warnings = list(wishes.notes)
+    warnings = [*wishes.notes, *cautions.unaccounted(wishes)]
     choices.take("device", "cuda", "the box has GPUs")
     parallel, reasons = layout.choose(choices, inventory, g)
     gpus = layout.used(inventory, parallel, wishes.settings.nnodes)
@@ -61,7 +61,8 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
         for r in (
             refusal_for_context(wishes, case.load.context, derived),
             *kernels.reasons,
-            _draft(draft, checkpoint, g),
+            cautions.pages(case, int(wishes.value("chunked_prefill_size", 0))),
+            cautions.draft(draft, checkpoint, g),
         )
         if r
     ]
@@ -80,7 +81,7 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
         )
     case, result = _fit(choices, wishes, case, sm)
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
-    warnings += [*kernels.warnings, *result.warnings, *_cautions(checkpoint, g, result, wishes, case)]
+    warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
     advice = explain_choice.smallest_change(case, result, wishes, inventory) if result.reasons else ()
     reasons += [*result.reasons, *advice]
     return _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
@@ -230,42 +231,6 @@ def _requests(case: solve.Case, result: solve.Result, most: int) -> int:
         room = min(room, max(1, result.state_slots // kv.MAMBA_SLOTS))
     power = 1 << (room.bit_length() - 1)
     return max(1, min(most, power))
-
-
-def _draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> str | None:
-    if not draft:
-        return None
-    has = any(
-        f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
-    )
-    return None if has else "SPECULATIVE=mtp, and the checkpoint has no MTP layer: SPECULATIVE=off would fit"
-
-
-def _cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes: Wishes, case: solve.Case) -> list[str]:
-    found = []
-    if not g.known:
-        found.append(
-            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
-            f"cautious guess from config.json"
-        )
-    if checkpoint.generated:
-        found.append("there are no shard headers: tensors were generated from config.json")
-    if result.unmatched:
-        names = ", ".join(result.unmatched[:3])
-        found.append(
-            f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}"
-        )
-    context, requests = case.load.context, case.load.requests
-    if (
-        wishes.is_user_set("context_length")
-        and wishes.is_user_set("max_running_requests")
-        and 0 < result.tokens < context * requests
-    ):
-        found.append(
-            f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it "
-            f"while they are short"
-        )
-    return found
 
 
 def _plan(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from ..checkpoint import Checkpoint
+from ..errors import config_rejected
 from ..hardware import Inventory
 from ..settings import Loaded
 from . import cpu, gpu, wish
@@ -23,7 +27,25 @@ def make(
     False, its reasons, and the smallest change that would fit.
     """
     wishes = wish.gather(loaded, learned, changes)
+    checkpoint = _overridden(wishes, checkpoint)
     device = wishes.value("device", "cuda" if inventory.gpus else "cpu")
     if device == "cpu":
         return cpu.make(wishes, inventory, checkpoint)
     return gpu.make(wishes, inventory, checkpoint, learned)
+
+
+def _overridden(wishes: wish.Wishes, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as --json-model-override-args makes the engine see it."""
+    text = wishes.engine_arg("json_model_override_args")
+    if not isinstance(text, str) or not text.strip():
+        return checkpoint
+    try:
+        override = json.loads(text)
+    except ValueError:
+        override = None
+    if not isinstance(override, dict):
+        raise config_rejected(
+            f"RELAUNCH_ENGINE_ARGS: --json-model-override-args {text!r} is not a JSON object",
+            "write '{\"name\": value}'",
+        )
+    return replace(checkpoint, config={**checkpoint.config, **override})

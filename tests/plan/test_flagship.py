@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 from planned import GIB, adds_up, h200, make, read, rtx
 
 from entrypoint import plan, presets, settings
+from entrypoint.errors import Stop
 
 
 def flagship() -> plan.Plan:
@@ -57,6 +59,7 @@ def test_the_seed_failure_is_refused_with_the_number_that_works() -> None:
         ({"KV_CACHE_DTYPE": "fp8_e5m2"}, ["KV_CACHE_DTYPE=fp8_e4m3"]),
         ({"MOE_RUNNER_BACKEND": "flashinfer_trtllm"}, ["flashinfer_cutlass"]),
         ({"ENGINE_ARGS": "--dsa-decode-backend trtllm"}, ["flashinfer_sparse_mla"]),
+        ({"CHUNKED_PREFILL_SIZE": 5000}, ["page size 64", "CHUNKED_PREFILL_SIZE=4992 would fit"]),
         ({"MEM_FRACTION_STATIC": 0.5}, ["leave no room", "MEM_FRACTION_STATIC=auto"]),
         ({"CHUNKED_PREFILL_SIZE": 16384, "MEM_FRACTION_STATIC": 0.9}, ["MEM_FRACTION_STATIC=0.7"]),
     ],
@@ -153,3 +156,43 @@ def test_the_terminal_view_fits_80_columns_and_needs_no_colour() -> None:
         assert max(map(len, text.splitlines())) <= 80
         assert "GPU 7" in text or "GPU 3" in text
         assert "▓" in text or "does not fit" in text
+
+
+def test_overrides_of_the_config_are_in_the_account() -> None:
+    pattern = "F" + "S" * 77
+    asked = "--json-model-override-args '" + json.dumps({"index_topk_pattern": pattern}) + "'"
+    planned = make("glm-5-nvfp4", rtx(), ENGINE_ARGS=asked)
+    assert planned.kv_bytes_per_token == 78 * 656 + 132
+    with pytest.raises(Stop):
+        make("glm-5-nvfp4", rtx(), ENGINE_ARGS="--json-model-override-args nonsense")
+
+
+def test_flags_that_the_account_cannot_follow_are_named() -> None:
+    planned = make("glm-5-nvfp4", rtx(), ENGINE_ARGS="--cpu-offload-gb 4")
+    assert any("--cpu-offload-gb" in warning for warning in planned.warnings)
+
+
+def test_an_encoder_on_a_gpu_and_cuda_without_gpus() -> None:
+    from entrypoint import checkpoint, hardware
+
+    bert = {"architectures": ["BertModel"], "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+            "max_position_embeddings": 512, "vocab_size": 30522}  # fmt: skip
+    found = checkpoint.assemble(bert, {}, None, model="x", revision=None, path=None)
+    planned = make(found, h200())
+    assert planned.feasible and planned.is_embedding and planned.chunked_prefill_size == -1
+    assert "--disable-radix-cache" in planned.flags and "--is-embedding" in planned.flags
+    nowhere = make(found, hardware.Inventory(), DEVICE="cuda")
+    assert not nowhere.feasible and "DEVICE=cpu" in nowhere.reasons[0] and nowhere.per_gpu == ()
+
+
+def test_one_setting_has_one_flag_whoever_gives_it() -> None:
+    arguments = (
+        "--tp 8 --mem-fraction-static 0.88 --kv-cache-dtype bfloat16 --quantization modelopt_fp4 --load-format dummy"
+    )
+    planned = make("glm-5-nvfp4", rtx(), ENGINE_ARGS=arguments)
+    options = [word for word in planned.flags if word.startswith("--")]
+    from entrypoint.plan import flags
+
+    dests = [flags.table()[option].dest for option in options]
+    assert len(dests) == len(set(dests))
+    assert planned.mem_fraction_static == 0.88 and planned.kv_bytes_per_token == 100_152
