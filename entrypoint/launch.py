@@ -115,7 +115,7 @@ class Launch:
         return replace(prepared, plan=made, command=built)
 
     def _ready_caches(self, prepared: Prepared) -> None:
-        from .cuda.prepare import prepare
+        from .cuda.prepare import prepare, probe
 
         settings = prepared.loaded.settings
         in_use = command.jit_cache(prepared.loaded, prepared.inventory)
@@ -124,6 +124,10 @@ class Launch:
                 self._log.info(text)
         except OSError as error:
             raise unwritable("RELAUNCH_CACHE_DIR", settings.cache_dir, error) from None
+        try:
+            probe(settings.state_dir)
+        except OSError as error:
+            raise unwritable("RELAUNCH_STATE_DIR", settings.state_dir, error) from None
 
     async def client(self, loaded: Loaded) -> EngineClient:
         # The first import of httpx takes a tenth of a second that the loop should not lose.

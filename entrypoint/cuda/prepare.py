@@ -13,6 +13,7 @@ from . import home, kernels
 
 # An image may carry compiled kernels here; they are copied, since the cache is a volume that outlives the image.
 BAKED = Path("/opt/relaunch/warm")
+PROBE_BYTES = 1 << 20
 # A directory of another installation that nobody has started from for this long is removed.
 KEEP_SECONDS = 14 * 86400.0
 
@@ -21,6 +22,7 @@ def prepare(cache_dir: Path, in_use: Path, environ: Mapping[str, str], baked: Pa
     """Make CUDA_HOME, bring in the image's kernels, remove old directories beside ``in_use``. Returns what was done,
     in words. Raises OSError when the cache cannot be written."""
     said = []
+    probe(cache_dir)
     place = kernels.directory(cache_dir)
     home.ensure(cache_dir, environ)
     if seed(place, baked):
@@ -30,6 +32,21 @@ def prepare(cache_dir: Path, in_use: Path, environ: Mapping[str, str], baked: Pa
         os.utime(path)
     said += [f"removed kernels of an older installation: {old}" for old in collect(cache_dir / "jit", {in_use, place})]
     return said
+
+
+def probe(directory: Path) -> None:
+    """Raise OSError unless one more MiB can really be written there: a full disk is found now and named, not by a
+    compiler half an hour later."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f".probe.{os.getpid()}"
+    try:
+        with file.open("wb") as stream:
+            stream.write(bytes(PROBE_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def seed(place: Path, baked: Path = BAKED) -> bool:

@@ -116,6 +116,14 @@ def test_prepare_marks_what_it_uses(tmp_path: Path, wheels: Path) -> None:
     assert kernels.directory(tmp_path).is_dir()
 
 
+def test_a_directory_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        prepare.probe(tmp_path / "file/cache")
+    prepare.probe(tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_names_choose_kernels() -> None:
     assert [k.name for k in bake.select("norm,sampling", 120)] == ["norm", "sampling"]
     assert len(bake.select("all", 120)) == len(kernels.SM120)

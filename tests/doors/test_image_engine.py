@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,46 @@ def test_gpu_service_asks_for_gpus_and_shared_memory(docker: Docker, engine: Ima
         assert "RELAUNCH_PRESET=rehearsal" in config["process"]["env"]
     finally:
         docker("compose", "rm", "-fsv", "relaunch", env=env, check=False, timeout=150)
+
+
+CONFINED = ("--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+STATE, CACHE = "/var/lib/relaunch", "/var/cache/relaunch"
+
+
+def refusal(docker: Docker, engine: Image, *options: str) -> tuple[int, str]:
+    """Exit code and the one line of error of a `serve` that should refuse."""
+    run = docker(
+        "run", "--rm", *CONFINED, "--user", "4321:4321", "-e", "RELAUNCH_ON_GIVE_UP=exit", *options, engine.name,
+        check=False, timeout=200,
+    )  # fmt: skip
+    errors = [line for line in run.stderr.splitlines() if "relaunch ERROR" in line or line.startswith("relaunch:")]
+    assert len(errors) == 1, run.stderr[-3000:]
+    assert "Traceback" not in run.stderr and ";" in errors[0]
+    print(f"\n{run.returncode}: {errors[0]}", end="")
+    return run.returncode, errors[0]
+
+
+def test_cache_of_another_user_is_one_line(docker: Docker, engine: Image, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    code, line = refusal(docker, engine, "--tmpfs", STATE, "-v", f"{tmp_path}:{CACHE}")
+    assert code == 73 and CACHE in line and "chown -R 4321:4321" in line
+
+
+def test_read_only_cache_is_one_line(docker: Docker, engine: Image) -> None:
+    code, line = refusal(docker, engine, "--tmpfs", STATE, "--tmpfs", f"{CACHE}:ro")
+    assert code == 73 and CACHE in line and "writable volume" in line
+
+
+def test_full_cache_and_full_state_are_one_line(docker: Docker, engine: Image) -> None:
+    for full, other in ((CACHE, STATE), (STATE, CACHE)):
+        code, line = refusal(docker, engine, "--tmpfs", f"{full}:size=128k", "--tmpfs", other)
+        assert code == 73 and full in line and "free space" in line
+
+
+def test_missing_gpus_are_one_line_before_any_download(docker: Docker, engine: Image) -> None:
+    options = ("--tmpfs", STATE, "--tmpfs", CACHE, "-e", "RELAUNCH_PRESET=glm-5-nvfp4")
+    code, line = refusal(docker, engine, *options)
+    assert code == 69 and "--gpus all" in line
 
 
 def test_three_kernels_are_compiled_for_sm120_and_found_again(docker: Docker, engine: Image) -> None:
