@@ -19,8 +19,9 @@ ORDER = (
     "preflight", "download", "verify", "init", "nccl_init", "weight_load", "kv_alloc", "warmup", "graph_capture",
     "first_forward", "serving",
 )  # fmt: skip
-# Lines that differ in digits alone are tried this often, and this many different ones in one run of an engine.
-SAME_SHAPE, SHAPES = 20, 20_000
+# Lines that differ in digits alone are tried this often; so many are tried at all in one run of an engine, and so many
+# more when they are an exception's own line.
+SAME_SHAPE, TRIED, TRIED_EXCEPTIONS = 8, 8_000, 4_000
 _DIGITS = str.maketrans("123456789", "000000000")
 HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fatal text has been seen
 
@@ -50,7 +51,8 @@ _EXCEPTION = re.compile(
 _HIT_EXCEPTION = re.compile(r"(?:hit an exception|Traceback \(most recent call last\))")
 _SOFT = re.compile(
     r"\b(?:(?<!NCCL )warn(?:ing)?|ignor(?:e|ed|ing)|skip(?:ped|ping)?|fall(?:s|ing)? ?-?back|fallback"
-    r"|disabl(?:e|ed|ing)|retrying|recommended|consider|sub-?optimal|deprecated|by default|will (?:use|be used|retry|wait))\b|^HINT",
+    r"|disabl(?:e|ed|ing)|retrying|recommended|consider|sub-?optimal|deprecated|by default"
+    r"|will (?:use|be used|retry|wait))\b|^HINT",
     re.IGNORECASE,
 )
 _ACCESS = re.compile(r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) \S+ HTTP/[\d.]+"')
@@ -106,6 +108,7 @@ class Scanner:
         self._frames: list[str] = []
         self._trace: Line | None = None
         self._seen: dict[str, int] = {}
+        self._tried = 0
 
     @property
     def boot(self) -> Boot:
@@ -141,7 +144,8 @@ class Scanner:
         """sglang prints its configuration once per run: a second time means that it was started again."""
         if self.boot.ended or self.boot.ready:
             self.boots = [*self.boots[-7:], Boot()]
-            self._parser, self._frames, self._trace, self._seen = LogParser(), [], None, {}
+            self._parser, self._frames, self._trace = LogParser(), [], None
+            self._seen, self._tried = {}, 0
         self._set("", None, "init")
 
     def _line(self, number: int, line: Line) -> None:
@@ -158,9 +162,11 @@ class Scanner:
             return
         shape = text.translate(_DIGITS)
         seen = self._seen.get(shape, 0)
-        if seen >= SAME_SHAPE or (seen == 0 and len(self._seen) >= SHAPES):
+        limit = TRIED + (TRIED_EXCEPTIONS if _EXCEPTION.match(text) else 0)
+        if seen >= SAME_SHAPE or self._tried >= limit:
             return
         self._seen[shape] = seen + 1
+        self._tried += 1
         self._match(number, line)
 
     def _mark(self, number: int, line: Line) -> bool:
