@@ -164,7 +164,12 @@ class Launch:
         kept = prepared.learned.changes if prepared.learned else ()
         merged = {change.setting: change for change in (*kept, *changes)}
         free = min(prepared.free_before.values()) if prepared.free_before else None
+        assert prepared.plan is not None
         readings = {name: value for name in run.readings if (value := run.worst(name)) is not None}
+        # What the readings were taken under: they speak of no other layout and no other graphs.
+        readings |= {name: float(prepared.plan.parallel[name]) for name in ("tp", "pp", "ep")}
+        readings["dp"] = float(prepared.plan.parallel["dp_attention"])
+        readings["cuda_graph_max_bs"] = float(prepared.plan.cuda_graph_max_bs or 0)
         learned = Learned(tuple(merged.values()), free, readings)
         prepared.known_good.write(
             learned,

@@ -47,7 +47,9 @@ def test_durations(text: str, seconds: float) -> None:
     assert load(HANG_TIMEOUT=text).settings.hang_timeout == seconds
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7)]
+)
 def test_sizes(text: str, size: int) -> None:
     assert load(MEMORY_MARGIN=text).settings.memory_margin == size
 
