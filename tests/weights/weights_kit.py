@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from entrypoint import settings
+from entrypoint.errors import Stop
 from entrypoint.weights import Progress, Snapshot, prepare
 
 REPO = "org/tiny"
@@ -109,3 +112,12 @@ def same_files(root: Path, other: Path) -> bool:
     """Every file of ``other`` is in ``root`` with the same bytes."""
     names = [p.relative_to(other) for p in other.rglob("*") if p.is_file()]
     return all((root / name).is_file() and (root / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+async def refused(bench: Bench, **values: str) -> Stop:
+    """The one line that ends it; no token is ever in it."""
+    with pytest.raises(Stop) as caught:
+        await bench.prepare(**values)
+    line = caught.value.line()
+    assert "\n" not in line and "hf_" not in line.replace("hf_xet", "")
+    return caught.value
