@@ -49,7 +49,9 @@ def run(
     done = {result.kernel.name: result for result in results}
     for row in document["kernels"]:
         if result := done.get(row["name"]):
-            row.update(result=result.state, seconds=result.seconds, detail=result.detail or None)
+            detail = result.detail.removeprefix(": ") or None
+            row.update(result=result.state, seconds=result.seconds, detail=detail)
+            row.update(cpu_seconds=result.cpu_seconds, peak_bytes=result.peak_bytes)
     return document, EXIT_UNAVAILABLE if any(result.state == "failed" for result in results) else EXIT_OK
 
 

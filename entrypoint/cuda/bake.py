@@ -17,12 +17,15 @@ from .kernels import Kernel
 
 @dataclass(frozen=True)
 class Result:
-    """``state``: found (nothing was compiled), compiled, failed. ``seconds`` is the build alone."""
+    """``state``: found (nothing was compiled), compiled, failed. ``seconds`` is the build alone; ``cpu_seconds`` and
+    ``peak_bytes`` (of the largest process) those of its compilers."""
 
     kernel: Kernel
     state: str
     seconds: float
     detail: str
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 def compile_ahead(
@@ -61,7 +64,8 @@ def compile_ahead(
 def _result(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> Result:
     if done.returncode == 0 and done.stdout.strip():
         document = json.loads(done.stdout.strip().splitlines()[-1])
-        return Result(kernel, "compiled" if document["compiled"] else "found", document["seconds"], "")
+        state = "compiled" if document["compiled"] else "found"
+        return Result(kernel, state, document["seconds"], "", document["cpu_seconds"], document["peak_bytes"])
     words = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     # The compiler's own words say more than the traceback around them.
     telling = [line for line in words if "error" in line.lower() or "killed" in line.lower()] or words[-1:]

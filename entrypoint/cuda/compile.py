@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -46,7 +47,15 @@ def main() -> int:
         arguments.append(int(word) if name == word else getattr(importlib.import_module("torch"), name))
     began = time.monotonic()
     compiled = {"flashinfer": flashinfer, "sglang": sglang}[library](make, arguments, int(sm))
-    print(json.dumps({"compiled": compiled, "seconds": round(time.monotonic() - began, 1)}))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    document = {
+        "compiled": compiled,
+        "seconds": round(time.monotonic() - began, 1),
+        # What it costs whatever else the machine does meanwhile, and its largest compiler.
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "peak_bytes": used.ru_maxrss << 10,
+    }
+    print(json.dumps(document))
     return 0
 
 
