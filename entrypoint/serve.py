@@ -26,6 +26,7 @@ from .healing import machine
 from .healing.machine import Do, Phase
 from .launch import Launch, Prepared
 from .logs import Log
+from .notify import Notify
 from .settings import Loaded
 from .state.boots import Boot, Boots
 from .state.files import Lock
@@ -72,6 +73,7 @@ class Supervisor:
         self._last_event: engine_log.Event | None = None
         self._exit: asyncio.Future[int] | None = None
         self._announcing: asyncio.Task[None] | None = None
+        self._notify = Notify(environ, settings.drain_timeout)
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -109,6 +111,7 @@ class Supervisor:
         self._perform(state, actions)
         while not self._exit.done():  # only an action of this loop sets it
             event = await self._next(state)
+            self._notify.alive()
             before = state.phase
             state, actions = machine.step(state, event, time.monotonic())
             self._show(state)
@@ -126,7 +129,7 @@ class Supervisor:
         deadline = machine.next_deadline(state)
         wait = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            return await asyncio.wait_for(self._events.get(), wait)
+            return await asyncio.wait_for(self._events.get(), self._notify.within(wait))
         except TimeoutError:
             return machine.Tick()
 
@@ -395,6 +398,7 @@ class Supervisor:
         if status.phase != state.phase.value:
             status.phase, status.phase_since = state.phase.value, time.monotonic()
             status.healthy, status.reason = True, None
+            self._notify.phase(state.phase, state.reason if state.phase is Phase.GAVE_UP else None)
             if state.phase is Phase.PLANNING:
                 status.progress = Progress()
         if state.phase not in (Phase.STARTING, Phase.PROBING):
