@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .engine.host_signs import Signs
+from .engine.log import TAXONOMY_STAGE
 from .engine.run import Run
 from .errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from .healing import machine
@@ -106,7 +107,7 @@ class Diagnosis:
             signal=-code if code is not None and code < 0 else None,
             hang=alarm.hang if alarm else None,
             canary=alarm.canary if alarm else None,
-            stage=patient.run.stage,
+            stage=TAXONOMY_STAGE.get(patient.run.stage, patient.run.stage),
             oom_kill=signs.oom_kill,
             xids=signs.xids,
             gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),

@@ -216,9 +216,10 @@ class Launch:
                 names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
                 self._log.warning(f"GPU {short[0]} memory is still held by {names}")
                 if now - began > MEMORY_PATIENCE:
+                    waited = format_duration(MEMORY_PATIENCE)
                     raise Stop(
                         "memory_unbalanced",
-                        f"the memory of GPU {short} did not come back within {format_duration(MEMORY_PATIENCE)}: {names}",
+                        f"the memory of GPU {short} did not come back within {waited}: {names}",
                         "end that process; it is not ours",
                         exit_code=70,
                     )

@@ -81,7 +81,8 @@ class Settings(BaseSettings):
     verify: Literal["recorded", "quick", "full"] = _setting(
         "recorded",
         "weights",
-        "recorded: trust a recorded verdict, else hash everything once; quick: headers and sizes; full: hash every byte.",
+        "recorded: trust a recorded verdict, else hash everything once; quick: headers and sizes; "
+        "full: hash every byte.",
     )
     verify_max_age: Duration = _setting("30d", "weights", "A recorded verdict older than this is not trusted.")
     offline: Switch = _setting(False, "weights", "Make no network call for weights at all.")

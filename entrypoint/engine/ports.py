@@ -72,6 +72,7 @@ def holder(port: int) -> str | None:
     """``name (pid N)`` of the process that listens on ``port``, if we may see it."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
+            if listens and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return None

@@ -35,7 +35,7 @@ class ShmLedger:
     def remove(self) -> list[str]:
         """Remove what is ours and still the same file. Call it when the tree is gone."""
         removed = []
-        for name, inode in sorted(self._ours & self._listing()):
+        for name, _ in sorted(self._ours & self._listing()):
             try:
                 (self._root / name).unlink()
                 removed.append(name)

@@ -116,7 +116,8 @@ class ServingVigil:
         if self._pulse_sent is not None:
             since = max(self._pulse_sent, self._heard)
             if now - self._pulse_sent >= half and now - since >= half:
-                return f"a one-token request got no answer for {now - self._pulse_sent:.0f} s and no token was computed since"
+                waited = now - self._pulse_sent
+                return f"a one-token request got no answer for {waited:.0f} s and no token was computed since"
             return None
         if now - self._answered >= self.patience:
             return f"the engine's HTTP server has not answered for {now - self._answered:.0f} s"

@@ -15,17 +15,18 @@ from .steps import Attempt, Case, Step
 
 __all__ = ["Attempt", "Facts", "Step", "decide"]
 
-SERIES = 8  # the same cause this often within an hour: restarting does not help, whatever the budget is
+# Unchanged restarts that may help any number of times: the supervisor's restart budget is their only end.
+BUDGETED = None
 
 
 @dataclass(frozen=True)
 class Rung:
     """``change`` answers with changes or None (not applicable). ``times``: how often a rung that changes nothing may
-    be taken for one cause and stage."""
+    be taken for one cause and stage; None: as often as the restart budget allows."""
 
     action: str
     change: Callable[[Case], Changes]
-    times: int = 0
+    times: int | None = 0
     clear: bool = False
     wait: Literal["gpu_memory", "backoff", "none"] = "none"
 
@@ -34,7 +35,7 @@ def _same(_: Case) -> Changes:
     return ()
 
 
-def _again(times: int, action: str = "restart_same", *, clear: bool = False) -> Rung:
+def _again(times: int | None, action: str = "restart_same", *, clear: bool = False) -> Rung:
     wait: Literal["gpu_memory", "backoff"] = "gpu_memory" if action == "wait_for_gpu_memory" else "backoff"
     return Rung(action, _same, times, clear, wait)
 
@@ -87,9 +88,9 @@ LADDER: dict[str, tuple[Rung, ...]] = {
     "spec_decode_crash": (Rung("disable_speculation", rungs.speculation_off),),
     "nan_output": _INSANE,
     "degenerate_output": _INSANE,
-    "engine_crash": (_again(SERIES),),
-    "killed": (_again(SERIES),),
-    "hang_serving": (_again(SERIES),),
+    "engine_crash": (_again(BUDGETED),),
+    "killed": (_again(BUDGETED),),
+    "hang_serving": (_again(BUDGETED),),
     "unknown": (_again(2),),
     "port_in_use": (_again(2),),
     "nccl_init_hang": (_NO_TRANSPORTS,),
@@ -98,8 +99,8 @@ LADDER: dict[str, tuple[Rung, ...]] = {
     "weights_missing": (_again(1, "repair_weights"),),
     "weights_corrupt": (_again(1, "repair_weights"),),
     "checkpoint_mismatch": (Rung("switch_backend", rungs.unfuse_shared_experts),),
-    "hub_unavailable": (_again(SERIES, "retry_download"),),
-    "hub_rate_limited": (_again(SERIES, "retry_download"),),
+    "hub_unavailable": (_again(BUDGETED, "retry_download"),),
+    "hub_rate_limited": (_again(BUDGETED, "retry_download"),),
     "download_stalled": (Rung("retry_download", rungs.plain_download, wait="backoff"), _again(3, "retry_download")),
     "hang_startup": (_again(1), Rung("restart_same", rungs.prefetch_weights)),
 }
@@ -116,25 +117,26 @@ _OPERATOR_AFTER = frozenset(
 
 
 def decide(verdict: Verdict, facts: Facts, history: tuple[Attempt, ...]) -> Step:
-    """The next step after ``verdict``, given what was tried before. Always ends: every rung either changes a setting
-    in one direction within its bounds, or may be taken a fixed number of times."""
+    """The next step after ``verdict``, given what was tried before. Every rung either changes a
+    setting in one direction within its bounds, or may be taken a fixed number of times, or starts the same again as
+    long as the restart budget lasts."""
     if verdict.cause == "none":
         return Step("keep_running", reason=verdict.summary, next_step=verdict.next_step, restart=False)
     case = Case(verdict, facts, history)
-    if case.count() < SERIES:
-        for rung in _ladder(case):
-            changes = rung.change(case)
-            if changes is None or (not changes and case.repeats() >= rung.times):
-                continue
-            return Step(
-                rung.action,
-                changes,
-                reason=_reason(verdict, rung, changes),
-                next_step=verdict.next_step,
-                wait_for=rung.wait,
-                repair=verdict.files if rung.action == "repair_weights" else (),
-                clear_jit_cache=rung.clear,
-            )
+    for rung in _ladder(case):
+        changes = rung.change(case)
+        used_up = rung.times is not None and case.repeats() >= rung.times
+        if changes is None or (not changes and used_up):
+            continue
+        return Step(
+            rung.action,
+            changes,
+            reason=_reason(verdict, rung, changes),
+            next_step=verdict.next_step,
+            wait_for=rung.wait,
+            repair=verdict.files if rung.action == "repair_weights" else (),
+            clear_jit_cache=rung.clear,
+        )
     return _give_up(case)
 
 

@@ -10,10 +10,10 @@ Stop wins from everywhere and is idempotent. Deadlines are asked for (`next_dead
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     PREPARING = "PREPARING"
     PLANNING = "PLANNING"
     STARTING = "STARTING"
@@ -147,7 +147,7 @@ Event = (
 # -- actions: what the driver does --------------------------------------------------------------------------
 
 
-class Do(str, Enum):
+class Do(StrEnum):
     PREPARE = "prepare"
     PLAN = "plan"
     SPAWN = "spawn"

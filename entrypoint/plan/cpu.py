@@ -73,6 +73,8 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     if wishes.value("context_length") is not None:
         command.set("--context-length", context)
     command.set("--enable-metrics")
+    # The supervisor asks every few seconds; the engine's access log is for clients.
+    command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
     command.merge(wishes.flags, wishes.given)
 

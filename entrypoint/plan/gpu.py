@@ -294,6 +294,8 @@ def _plan(
         ):
             command.set(f"--speculative-{option}", value)
     command.set("--enable-metrics")
+    # The supervisor asks every few seconds; the engine's access log is for clients.
+    command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
     command.merge(wishes.flags, wishes.given)
     feasible = not reasons

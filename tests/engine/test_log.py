@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - recorded lines stand as they were written
+
 """The engine's log as events: recorded lines of sglang 0.5.23 in, stages, readings and progress out."""
 
 from __future__ import annotations

@@ -118,8 +118,7 @@ async def test_a_process_that_left_session_and_parent_is_found_by_its_mark(spawn
     watched = await spawn(death_signal_after=60, orphan_session=True, exit_early=1)
     await watched.until(lambda: any(end.role == "main" for end in watched.ends))
     assert await watched.engine.kill() == []
-    left = [p for p in process.leftovers(watched.engine.run_id)]
-    assert left == []
+    assert process.leftovers(watched.engine.run_id) == []
 
 
 async def test_a_kill_in_the_spawn_window_leaves_nothing(spawn: Spawn) -> None:

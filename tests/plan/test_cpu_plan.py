@@ -34,7 +34,7 @@ def test_an_encoder_gets_the_flags_that_were_seen_to_work(tmp_path: Path) -> Non
         "--is-embedding --device cpu --attention-backend torch_native --cuda-graph-backend-decode disabled "
         "--cuda-graph-backend-prefill disabled --disable-overlap-schedule --disable-radix-cache "
         "--chunked-prefill-size -1 --mem-fraction-static 0.3 --max-total-tokens 4096 --max-running-requests 8 "
-        "--enable-metrics"
+        "--enable-metrics --uvicorn-access-log-exclude-prefixes /metrics"
     )
 
 
