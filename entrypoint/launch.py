@@ -20,6 +20,7 @@ from .engine.run import Run
 from .engine.scrub import Scrubber
 from .errors import Stop, unwritable
 from .hardware import Inventory
+from .loading import with_loader_options
 from .logs import Log
 from .plan import Change, Learned, Plan, flags
 from .settings import Loaded
@@ -103,6 +104,7 @@ class Launch:
         made = await asyncio.to_thread(
             make, loaded, box, prepared.checkpoint, learned=prepared.learned, changes=changes
         )
+        made = await asyncio.to_thread(with_loader_options, made, box, prepared.snapshot.path)
         built = command.build(loaded, box, made, prepared.snapshot.path)
         self._status.plan = made.document(list(built.argv), built.env)
         for warning in made.warnings:

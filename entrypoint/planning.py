@@ -12,6 +12,7 @@ from . import inputs
 from .checkpoint import Checkpoint
 from .engine import command
 from .errors import EXIT_CONFIG, EXIT_OK, Stop
+from .loading import with_loader_options
 from .plan import flags
 from .plan.make import make
 from .settings import Loaded
@@ -27,6 +28,7 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     checkpoint, model_path = _checkpoint(loaded, environ)
     known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, flags.engine_version()))
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
+    plan = with_loader_options(plan, box, model_path)
     built = command.build(loaded, box, plan, model_path)
     return plan.document(list(built.argv), built.env), EXIT_OK if plan.feasible else EXIT_CONFIG
 
