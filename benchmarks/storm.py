@@ -79,7 +79,7 @@ class Storm:
         draw = random.Random(f"{seed}-{number}")
         phase = draw.choice(FAKE_PHASES if self.fake else list(PHASES))
         victim, sig = draw.choice(VICTIMS[:3] if self.fake else VICTIMS), draw.choice(SIGNALS)
-        if phase in ("spawn", "imports") and not self.fake:
+        if phase in ("spawn", "imports", "recovering") and not self.fake:
             victim = "main"  # sglang has no other process yet
         result: dict[str, Any] = {"round": number, "phase": phase, "victim": victim, "signal": sig.name}
         sup = self.supervisor
