@@ -1,0 +1,12 @@
+# CUDA_HOME made of the wheels' own compiler, headers and libraries, as the image has it.
+{
+  runCommand,
+  stdenv,
+  engine,
+}:
+runCommand "relaunch-cuda" { nativeBuildInputs = [ stdenv.cc ]; } ''
+  mkdir -p build $out
+  cp -r ${../entrypoint/cuda} build/relaunch_cuda
+  PYTHONPATH=build PYTHONDONTWRITEBYTECODE=1 ${engine}/bin/python -m relaunch_cuda.home $out/home
+  exit 0
+''
