@@ -106,6 +106,9 @@ LADDER: dict[str, tuple[Rung, ...]] = {
 }
 # hang_startup where kernels are built or tuned: the caches may be at fault, then the path between the GPUs.
 _HANG_BUILDING = (_again(1), _again(2, "clear_jit_cache", clear=True), _NO_TRANSPORTS)
+# While serving, connections break because a rank died (killed from outside it says nothing itself); the transports
+# worked until then, and going without them is slow for as long as it is remembered.
+_LOST_RANK = (_again(3), _NO_TRANSPORTS)
 _STOPS = ("stop_config", "stop_operator")
 # When every rung is used up: who must act.
 _OPERATOR_AFTER = frozenset(
@@ -144,6 +147,8 @@ def _ladder(case: Case) -> tuple[Rung, ...]:
     cause, stage = case.verdict.cause, case.verdict.stage
     if cause == "hang_startup" and stage in ("jit_build", "warmup", "first_forward"):
         return _HANG_BUILDING
+    if cause == "nccl_error" and stage == "serving":
+        return _LOST_RANK
     return LADDER.get(cause, ())
 
 

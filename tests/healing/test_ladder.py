@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrypoint.healing.causes import catalogue
-from entrypoint.healing.classify import Evidence, Verdict, classify
+from entrypoint.healing.classify import Evidence, Observed, Verdict, classify
 from entrypoint.healing.facts import Facts
 from entrypoint.healing.ladder import BUDGETED, LADDER, Attempt, Step, decide
 
@@ -213,6 +213,19 @@ def test_transports_go_off_once_then_a_person_is_needed() -> None:
         ]
     several = climb("nccl_error", replace(FACTS, nnodes=2))
     assert "NCCL_IB_DISABLE" not in path(several)[0][1]
+
+
+def test_connections_that_break_while_serving_cost_no_transports_at_first() -> None:
+    """Two H200 with TP2, one rank killed: its neighbour said only this, and the restart lost peer-to-peer for good."""
+    text = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:10385: "
+        "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application."
+    )
+    seen = classify([text], Observed(signal=9, stage="serving"))
+    first = decide(seen, FACTS, ())
+    assert not first.changes and first.restart
+    steps = climb("nccl_error", stage="serving")
+    assert [step.action for step in steps] == ["restart_same"] * 3 + ["disable_p2p", "stop_operator"]
 
 
 def test_memory_that_others_hold_is_waited_for() -> None:
