@@ -62,6 +62,11 @@ class Diagnosis:
         self._attempts: tuple[Attempt, ...] = ()
         self._stacks: list[str] = []
 
+    def reached_ready(self) -> None:
+        """A start that failed and then went well unchanged is over: it does not count against the next one. What
+        was changed stays known, and what happens while serving is not proven away by a start."""
+        self._attempts = tuple(a for a in self._attempts if a.changes or a.stage == "serving")
+
     async def examine(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
         """Classify, decide, write the post-mortem."""
         await asyncio.to_thread(prewarm)

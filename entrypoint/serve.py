@@ -299,6 +299,7 @@ class Supervisor:
         self._boot.ready_at = time.time()
         self._boot.stages = self._run.stage_seconds()
         self._boots.write(self._boot)
+        self._diagnosis.reached_ready()
         self._reference = self._watch.reference
         self._run.engine.census_every = 5.0
         self.status.started = True
