@@ -36,6 +36,9 @@ DECODE_GRAPH = 24 * MIB
 PREFILL_GRAPH, PREFILL_GRAPH_MLA = 8 * MIB, 1536 * MIB
 # memory_hook.py: MiB of activations per prefill token, least number of tokens, and the floor on big cards.
 FORMULA_TOKEN, FORMULA_TOKENS, FORMULA_FLOOR = 1.5, 2048, 10 * GIB
+# What goes between baseline and pool without being weights: 14 boots on H200 found -3 to 27 MiB less than the account.
+# Taken off the pool, so that the plan does not promise what is not there.
+DRIFT = 32 * MIB
 # Multimodal models: SGLANG_VLM_CACHE_SIZE_MB is taken out of the KV budget (mm_runtime_reservation_gb).
 MULTIMODAL = 100 * MIB
 

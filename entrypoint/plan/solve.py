@@ -170,7 +170,7 @@ def solve(case: Case) -> Result:
     fraction = case.fraction if case.fraction is not None else recommended
 
     def tokens_at(share: float) -> tuple[int, int]:
-        rest = pre * share - heaviest - (memory.MULTIMODAL if g.multimodal else 0)
+        rest = pre * share - heaviest - memory.DRIFT - (memory.MULTIMODAL if g.multimodal else 0)
         found = [
             pool.tokens(
                 rest,

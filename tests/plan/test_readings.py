@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from planned import GIB, h200, make, rtx
 
@@ -29,6 +31,36 @@ def test_h200_readings(config: str, tp: int, fraction: float, weights: float, to
     assert planned.per_gpu[0].weights_bytes / GIB == pytest.approx(weights, rel=0.01)
     assert planned.max_total_tokens is not None
     assert 0.99 < planned.max_total_tokens / tokens < 1.005
+
+
+_FIXED = {"MEM_FRACTION_STATIC": 0.8, "CHUNKED_PREFILL_SIZE": 2048, "CUDA_GRAPH_MAX_BS": 8,
+          "MAX_RUNNING_REQUESTS": 16, "CONTEXT_LENGTH": 32768}  # fmt: skip
+_FP8 = {"KV_CACHE_DTYPE": "fp8_e4m3", "CHUNKED_PREFILL_SIZE": 8192, "CUDA_GRAPH_MAX_BS": 32}
+_SMALL = {"CUDA_GRAPH_MAX_BS": 8, "CONTEXT_LENGTH": 32768}
+_LEAN = {"ENGINE_ARGS": "--load-format dummy --disable-prefill-cuda-graph"}
+# benchmarks/gpu on H200: our own plan, started; max_total_num_tokens as the engine printed it.
+PROVEN: list[tuple[str, dict[str, Any], int]] = [
+    ("llama-8b", {}, 934_558),
+    ("llama-8b", _SMALL, 934_574),
+    ("llama-8b", _FP8, 1_825_787),
+    ("llama-8b", _FIXED, 788_619),
+    ("qwen3-30b-a3b", {}, 788_520),
+    ("qwen3-30b-a3b", _FP8, 1_519_268),
+    ("qwen3-30b-a3b", _FIXED, 593_935),
+    ("glm-5-8-layers", {}, 10_301_120),
+    ("glm-5-8-layers", _FIXED, 8_438_720),
+    ("glm-5-8-layers", {"TP": 2}, 11_788_480),
+    ("gpt-oss-20b", {}, 2_726_159),
+    ("gpt-oss-20b", _SMALL, 2_725_400),
+    ("gpt-oss-20b", _FIXED, 2_292_941),
+]
+
+
+@pytest.mark.parametrize(("config", "asked", "tokens"), PROVEN)
+def test_a_started_plan_promised_no_token_too_many(config: str, asked: dict[str, Any], tokens: int) -> None:
+    planned = make(config, h200(asked.get("TP", 1)), **_LEAN, **asked)
+    assert planned.max_total_tokens is not None
+    assert 0.998 < planned.max_total_tokens / tokens <= 1.0
 
 
 @pytest.mark.parametrize(("config", "weights"), [("glm-5.2-nvfp4", 56.04), ("glm-5-nvfp4", 55.80)])
