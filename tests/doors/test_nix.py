@@ -133,9 +133,11 @@ def test_plan_as_an_app(nix: Nix, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["feasible"], done.stderr[-2000:]
 
 
-def test_the_command_line_is_that_of_the_clone(launcher: Path) -> None:
-    """`./relaunch` runs these sources under this interpreter."""
-    command = [sys.executable, "-P", str(ROOT / "nix/argv.py"), str(ROOT), str(launcher)]
+@pytest.mark.parametrize("door", ["launcher", "engine"])
+def test_the_command_line_is_that_of_the_clone(nix: Nix, door: str, request: pytest.FixtureRequest) -> None:
+    """`./relaunch` runs these sources under this interpreter, the engine installed beside them."""
+    launcher: Path = request.getfixturevalue(door)
+    command = [sys.executable, "-P", str(ROOT / "nix/argv.py"), str(nix.flake), str(launcher)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("sglang.launch_server") == 3
