@@ -61,6 +61,9 @@ class Storm:
             settings |= {"PRESET": "", "MODEL": str(model), "DEVICE": "cpu", "ENGINE_ARGS": "--load-format dummy"}
             os.environ["FAKE_ENGINE"] = json.dumps(FAKE_BEHAVIOUR)
         self.supervisor = Supervisor(folder, fake_engine=fake, **settings)
+
+    def begin(self) -> None:
+        """Wait for the first READY; take the measure that leaks are held against."""
         self.supervisor.until_ready()
         self.me = psutil.Process(self.supervisor.process.pid)
         self.first = self.cost()
@@ -88,7 +91,7 @@ class Storm:
         boots = self.boots()
         if phase not in ("ready", "recovering"):
             sup.process.send_signal(signal.SIGHUP)
-            sup.until(lambda: self.boots() > boots, 90, "the planned restart")
+            sup.until(lambda: self.boots() > boots, 300, "the planned restart")
             boots = self.boots()
             text = PHASES[phase]
             sup.until(
@@ -104,8 +107,8 @@ class Storm:
         result["struck"] = struck
         began = time.monotonic()
         if struck and victim != "resource_tracker":
-            result["to_respawn"] = round(sup.until(lambda: self.boots() > boots, 120, "the next start"), 2)
-            result["to_ready"] = round(sup.until(lambda: sup.is_ready, 300, "ready again"), 2) + result["to_respawn"]
+            result["to_respawn"] = round(sup.until(lambda: self.boots() > boots, 300, "the next start"), 2)
+            result["to_ready"] = round(sup.until(lambda: sup.is_ready, 600, "ready again"), 2) + result["to_respawn"]
         else:
             sup.until_ready()
         left = [pid for pid, born in old.items() if self._same(pid, born)]
@@ -181,8 +184,9 @@ def main() -> int:
     wanted = [options.only] if options.only is not None else [n for n in range(options.rounds) if n not in done]
     folder = Path(tempfile.mkdtemp(prefix="storm."))
     storm = Storm(folder, options.fake)
-    report.setdefault("first_cost", storm.first)
     try:
+        storm.begin()
+        report.setdefault("first_cost", storm.first)
         for number in wanted:
             try:
                 row = storm.round(report["seed"], number)
@@ -196,7 +200,7 @@ def main() -> int:
                 print("the supervisor ended", file=sys.stderr)
                 break
         storm.supervisor.terminate()
-        code = storm.supervisor.wait(90)
+        code = storm.supervisor.wait(150)
         left = storm.supervisor.leftovers()
         report["end"] = {"exit_code": code, "left": left}
         options.out.write_text(json.dumps(report, indent=1) + "\n")

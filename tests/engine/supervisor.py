@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-BOOT_SECONDS = 240.0
+BOOT_SECONDS = 600.0
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 # The same supervisor with the fake tree in sglang's place.
 FAKE_SERVE = (

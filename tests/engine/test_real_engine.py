@@ -96,7 +96,7 @@ def test_the_control_port_tells_what_is(serving: Supervisor) -> None:
 
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer", "main"])
 def test_a_killed_process_of_the_engine_is_noticed_and_all_comes_back(serving: Supervisor, role: str) -> None:
-    serving.until(lambda: serving.is_ready, 240, "ready")
+    serving.until(lambda: serving.is_ready, 600, "ready")
     old = {p.pid for p in serving.engine_processes()}
     boots = len(serving.history()["boots"])
     serving.engine(role).send_signal(signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_a_second_supervisor_on_the_same_state_is_refused(serving: Supervisor, t
 
 
 def test_sigterm_when_ready_drains_and_leaves_nothing(serving: Supervisor) -> None:
-    serving.until(lambda: serving.is_ready, 240, "ready")
+    serving.until(lambda: serving.is_ready, 600, "ready")
     serving.terminate()
     assert serving.wait(60) == 0, serving.log[-2000:]
     assert "READY -> DRAINING" in serving.log
