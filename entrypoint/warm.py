@@ -80,7 +80,7 @@ def status(
     """What is compiled already, of ``wanted`` or of all that are known for ``sm``. Imports no engine: a look at
     files. ``kernels`` is empty for an ``sm`` without a list, and without an engine."""
     place = Path(environ.get("FLASHINFER_WORKSPACE_BASE") or kernels.directory(cache_dir))
-    if not (place / ".cache").exists() and (prepare.BAKED / place.name).is_dir():
+    if not prepare.is_filled(place) and (prepare.BAKED / place.name).is_dir():
         place = prepare.BAKED / place.name  # in the image, and copied at the first start
     rows: list[dict[str, Any]] = []
     if kernels.has_engine():

@@ -49,10 +49,15 @@ def probe(directory: Path) -> None:
             file.unlink()
 
 
+def is_filled(place: Path) -> bool:
+    """True when something was compiled into ``place`` already."""
+    return (place / ".cache").exists() or (place / "sglang").exists()
+
+
 def seed(place: Path, baked: Path = BAKED) -> bool:
     """Copy the image's kernels to ``place`` unless they are there. True when copied."""
     source = baked / place.name
-    if (place / ".cache").exists() or (place / "sglang").exists() or not source.is_dir():
+    if is_filled(place) or not source.is_dir():
         return False
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_name(f".{place.name}.{os.getpid()}")
