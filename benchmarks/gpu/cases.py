@@ -27,20 +27,22 @@ _FP8_DSA = "--dsa-decode-backend flashmla_kv --dsa-prefill-backend flashmla_kv"
 
 @dataclass(frozen=True)
 class Case:
-    """``steps``: (name, number) of `steps.py`. ``skew``: the engine gets the plan's fraction plus this.
-    ``seconds``: what it takes with warm caches, for `--budget`. ``bare``: sglang alone, until its KV pool is
-    sized; ``refused``: `serve` must end by itself with this exit code."""
+    """``steps``: (name, number) of `steps.py`. ``lean_args``: engine flags with `--lean`, before those of `LEAN`.
+    ``skew``: the engine gets the plan's fraction plus this. ``seconds``: what it takes with warm caches, for
+    `--budget`. ``bare``: sglang alone, until its KV pool is sized; ``ends``: how often the engine must have died at
+    least; ``refused``: `serve` must end by itself with this exit code."""
 
     name: str
     section: str
     model: str
     steps: tuple[tuple[str, float], ...] = (("ready", 0),)
     settings: Mapping[str, str] = field(default_factory=dict)
-    args: str = ""
+    lean_args: str = ""
     skew: float = 0.0
     gpus: int = 1
     seconds: float = 70
     bare: bool = False
+    ends: int = 0
     refused: int | None = None
 
 
@@ -48,29 +50,33 @@ _FIXED = {"MEM_FRACTION_STATIC": "0.8", "CHUNKED_PREFILL_SIZE": "2048", "CUDA_GR
           "MAX_RUNNING_REQUESTS": "16", "CONTEXT_LENGTH": "32768"}  # fmt: skip
 _FP8 = {"KV_CACHE_DTYPE": "fp8_e4m3", "CHUNKED_PREFILL_SIZE": "8192", "CUDA_GRAPH_MAX_BS": "32"}
 _SMALL = {"CUDA_GRAPH_MAX_BS": "8", "CONTEXT_LENGTH": "32768"}
+_LLAMA_GIB = 15.02  # its weights
 _READY = (("ready", 0.0),)
 
 
-def table(minute: float) -> list[Case]:
-    """``minute``: seconds of mixed load."""
+def table(minute: float, card: float) -> list[Case]:
+    """``minute``: seconds of mixed load; ``card``: GiB of the smallest GPU."""
+    free = card - 1.3  # before weights
+    narrow = {"CUDA_GRAPH_MAX_BS": "8", "MEM_FRACTION_STATIC": f"{(_LLAMA_GIB + 1.7) / free:.3f}"}
     llama, qwen, glm, oss, linear = MODELS
     room = (("ready", 0.0), ("long", 0.0), ("chunks", 16.0), ("mixed", minute))
     return [
-        Case("glm-plan-tp2", "plan", glm, (("ready", 0), ("kill", 1)), {"TP": "2"}, gpus=2, seconds=150),
+        Case("glm-plan-tp2", "plan", glm, (("ready", 0), ("kill", 1)), {"TP": "2"}, gpus=2, seconds=150,
+             ends=1),
         Case("llama-plan", "room", llama, room, seconds=170),
         Case("glm-plan", "room", glm, room, seconds=170),
         Case("memory-held-tp2", "healing", llama, (("hold", 60), ("ready", 0)), {"TP": "2", **_SMALL}, gpus=2,
-             seconds=150),
+             seconds=150, ends=1),
         Case("kill-and-stop", "healing", llama, (("ready", 0), ("kill", 0), ("stop", 0)),
-             {**_SMALL, "HANG_TIMEOUT": "15s"}, seconds=200),
-        Case("dies-at-the-kv-pool", "healing", llama, (("ready", 0), ("stable", 0), ("again", 0)), _SMALL, skew=0.065,
-             seconds=200),
+             {**_SMALL, "HANG_TIMEOUT": "15s"}, seconds=200, ends=2),
+        Case("dies-at-the-kv-pool", "healing", llama, (("ready", 0), ("stable", 0), ("again", 0)), _SMALL, skew=0.085,
+             seconds=200, ends=1),
         Case("qwen-plan", "room", qwen, room, seconds=170),
-        Case("memory-held", "healing", llama, (("hold", 130), ("ready", 0)), _SMALL, seconds=120),
+        Case("memory-held", "healing", llama, (("hold", 9), ("ready", 0)), _SMALL, seconds=120, ends=1),
         Case("dies-in-a-long-prefill", "healing", llama, (("ready", 0), ("heal_long", 30000)),
-             {**_SMALL, "CHUNKED_PREFILL_SIZE": "32768", "MEM_FRACTION_STATIC": "0.6"}, skew=0.385, seconds=180),
-        Case("too-small", "healing", llama, _READY, {"CUDA_GRAPH_MAX_BS": "8", "MEM_FRACTION_STATIC": "0.12"},
-             skew=-0.02, seconds=110),
+             {**_SMALL, "CHUNKED_PREFILL_SIZE": "32768", "MEM_FRACTION_STATIC": "0.6"}, skew=0.385, seconds=180,
+             ends=1),
+        Case("too-small", "healing", llama, _READY, narrow, skew=-2.8 / free, seconds=110, ends=1),
         Case("fraction-refused", "healing", llama, (), {"MEM_FRACTION_STATIC": "0.99"}, seconds=10, refused=78),
         Case("llama-default", "room", llama, bare=True, seconds=40),
         Case("qwen-default", "room", qwen, bare=True, seconds=40),
@@ -83,11 +89,11 @@ def table(minute: float) -> list[Case]:
         Case("oss-plan", "plan", oss),
         Case("oss-fixed", "plan", oss, settings=_FIXED),
         Case("llama-plan-tp2", "plan", llama, (("ready", 0), ("stop", 1)), {"TP": "2", "HANG_TIMEOUT": "15s"}, gpus=2,
-             seconds=180),
+             seconds=180, ends=1),
         Case("linear-plan", "plan", linear, seconds=120),
-        Case("glm-fp8", "plan", glm, settings=_FP8, args=_FP8_DSA, seconds=120),
+        Case("glm-fp8", "plan", glm, settings=_FP8, lean_args=_FP8_DSA, seconds=120),
         Case("killed-while-loading-tp2", "healing", glm, (("kill_loading", 1), ("ready", 0)), {"TP": "2", **_SMALL},
-             gpus=2, seconds=150),
+             gpus=2, seconds=150, ends=1),
         Case("qwen-plan-tp2", "plan", qwen, settings={"TP": "2"}, gpus=2, seconds=100),
         Case("oss-small", "plan", oss, settings=_SMALL),
         Case("linear-fixed", "plan", linear, settings=_FIXED, seconds=100),

@@ -1,4 +1,4 @@
-"""Hold memory of the first visible GPU until ended: `hold_memory.py GIB`. Leaves at least 256 MiB.
+"""Hold all memory of the first visible GPU but so many GiB, until ended: `hold_memory.py GIB_TO_LEAVE`.
 
 Through the driver's library alone, so that it holds within a second. Prints one line with the bytes that it got.
 """
@@ -14,7 +14,7 @@ PIECE = 256 << 20
 
 
 def main() -> None:
-    wanted = int(float(sys.argv[1]) * GIB)
+    left = int(float(sys.argv[1]) * GIB)
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -26,10 +26,10 @@ def main() -> None:
         if code:
             raise SystemExit(f"the driver answered {code}")
     held = 0
-    while held + PIECE <= wanted:
+    while True:
         cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         pointer = ctypes.c_void_p()
-        if free.value < 2 * PIECE or cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(PIECE)):
+        if free.value < left + PIECE or cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(PIECE)):
             break
         held += PIECE
     print(held, flush=True)

@@ -33,7 +33,7 @@ from steps import STEPS, Bench
 
 CONFIGS = ROOT / "tests" / "plan" / "configs"
 _TOKENS = re.compile(r"#tokens: (\d+)")
-_FRACTION = re.compile(r"mem_fraction_static=([\d.]+)")
+_FRACTION = re.compile(r"mem_fraction_static\W{1,3}([\d.]+)")
 
 
 class Proof:
@@ -55,9 +55,9 @@ class Proof:
     def run(self) -> int:
         """Start each case as soon as enough GPUs are free, in order; cases for more GPUs than are free wait."""
         count, threads = len(self.free), []
-        for case in [case for case in self.pending if case.gpus > count]:
-            self.pending.remove(case)
-            print(f"{case.name}: needs {case.gpus} GPUs, left out", flush=True)
+        for big in [case for case in self.pending if case.gpus > count]:
+            self.pending.remove(big)
+            print(f"{big.name}: needs {big.gpus} GPUs, left out", flush=True)
         with self.changed:
             while self.pending and not CUT.is_set():
                 case = next((case for case in self.pending if case.gpus <= len(self.free)), None)
@@ -135,6 +135,9 @@ class Proof:
             result["end"] = bench.served.terminate()
             if result["end"]["exit_code"] != 0 or result["end"]["left"]:
                 raise Failed(f"the end was not clean: {result['end']}")
+            ends = len(bench.served.history()["post_mortems"])
+            if ends < case.ends:
+                raise Failed(f"the engine died {ends} times, the case is about {case.ends}: nothing was shown")
             short = [seen["step"] for seen in result["steps"] if seen.get("answered", 0) < seen.get("requests", 0)]
             if short:
                 raise Failed(f"requests went unanswered in {', '.join(short)}")
@@ -158,8 +161,9 @@ class Proof:
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.json").write_text((CONFIGS / f"{case.model}.json").read_text())
         args, environment = LEAN[case.model] if self.options.lean else ("", {})
-        words = f"--load-format dummy --skip-tokenizer-init {case.args} {args} {self.options.engine_args}"
-        return model, _last_wins(words), dict(environment)
+        args = f"{case.lean_args} {args}" if self.options.lean else ""
+        words = f"--load-format dummy --skip-tokenizer-init {args} {self.options.engine_args}"
+        return model, _first_wins(words), dict(environment)
 
     def _bare(self, case: Case, gpus: tuple[int, ...], result: dict[str, Any]) -> None:
         """sglang's own fraction and pool, without any flag about memory."""
@@ -188,7 +192,7 @@ class Proof:
             process.wait()
 
 
-def _last_wins(words: str) -> str:
+def _first_wins(words: str) -> str:
     """``words`` with the first of each flag that comes twice: a case's own wins over the lean ones."""
     kept: dict[str, list[str]] = {}
     flag, taken = "", False
@@ -213,6 +217,18 @@ def _end_tree(pid: int) -> None:
             process.kill()
         except psutil.Error:
             continue
+
+
+def _card_gib() -> float:
+    """GiB of the smallest GPU; 96 on a box without one, for `--list`."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return float(min(pynvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles) / (1 << 30))
+    except (pynvml.NVMLError, ValueError):
+        return 96.0
 
 
 def _box() -> tuple[dict[str, Any], list[int]]:
@@ -242,7 +258,7 @@ def main() -> int:
     parser.add_argument("--engine-args", default="", help="added to every case's RELAUNCH_ENGINE_ARGS")
     parser.add_argument("--lean", action="store_true", help="kernels that compile fast, no FA3, no prefill graphs")
     options = parser.parse_args()
-    cases = table(options.minute)
+    cases = table(options.minute, _card_gib())
     unknown = {*(options.only or ()), *options.skip} - {case.name for case in cases}
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")

@@ -1,5 +1,7 @@
 """`relaunch serve` on a box where the account is wrong: the engine gets a fraction that is PROOF_SKEW higher (or
-lower) than the one that the plan asked for, at every start. What healing then does is the product's own."""
+lower) than the one that the plan asked for, at every start. What healing then does is the product's own.
+
+A fraction above 1 asks for a pool larger than the card: it dies in the pool's allocation."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def engine() -> None:
     """sglang's launcher with the other fraction."""
     at = sys.argv.index(FLAG) + 1
     skewed = float(sys.argv[at]) + float(os.environ["PROOF_SKEW"])
-    sys.argv[at] = f"{min(0.995, max(0.02, skewed)):.3f}"
+    sys.argv[at] = f"{max(0.02, skewed):.3f}"
     print(f"proof: {FLAG} {sys.argv[at]} in place of the plan's", flush=True)
     sys.argv = [sys.argv[0], *sys.argv[2:]]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

@@ -169,7 +169,8 @@ def kill_loading(bench: Bench, rank: float) -> dict[str, Any]:
 
 
 def hold(bench: Bench, gib: float) -> dict[str, Any]:
-    """Another process takes GPU memory while the engine imports; it lets go 10 s after the engine died of it."""
+    """Another process takes all but ``gib`` of a GPU while the engine imports; it lets go 10 s after the engine
+    died of it."""
     served = bench.served
     served.until(lambda: "engine started" in served.log_path.read_text(errors="replace"), 60, "the first start")
     command = [sys.executable, str(Path(__file__).with_name("hold_memory.py")), str(gib)]
@@ -208,6 +209,8 @@ def again(bench: Bench, _: float) -> dict[str, Any]:
     bench.served = bench.start()
     took = bench.served.until_ready(bench.boot_seconds * 3)
     after = bench.served.history()
+    if len(after["post_mortems"]) > mortems:
+        raise Failed("the second boot did not start right at once")
     return {
         "first_ended": ended,
         "seconds": took,
