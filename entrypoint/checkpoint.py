@@ -88,9 +88,14 @@ def assemble(
     revision: str | None,
     path: Path | None,
 ) -> Checkpoint:
-    """A checkpoint from parts that were read here or from the hub. ``found`` None: no shards, tensors generated."""
+    """A checkpoint from parts that were read here or from the hub. ``found`` None: no shards, tensors generated.
+    Raises Stop (66) when ``config`` names no architecture or no number of layers."""
     architectures = config.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    architecture = first if isinstance(first, str) else ""
+    lacking = checkpoint_geometry.lacks(config, architecture)
+    if lacking:
+        raise unreadable(f"{model}: its config.json lacks {lacking}: nothing can be planned for it", _REPAIR)
     quantization = checkpoint_tensors.config_quantization(config) or separate_quantization
     if found is not None:
         groups = tuple(Group(name, dtype, shape, n, size) for (name, dtype, shape), (n, size) in found.counts.items())
@@ -109,7 +114,7 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(f"{path} cannot be read: {error.strerror}", fix) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise unreadable(f"{path} is not JSON: {error}", _REPAIR) from None
     if not isinstance(data, dict):
         raise unreadable(f"{path} is not a JSON object", _REPAIR)

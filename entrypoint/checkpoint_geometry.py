@@ -3,7 +3,7 @@ a config that says nothing of something gets the smallest sensible value and `kn
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +51,9 @@ _SWA_BY_LAYER_TYPES = {
     "GptOssForCausalLM", "Step3p5ForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
     "LagunaForCausalLM", "MellumForCausalLM",
 }  # fmt: skip
+_SENSES = re.compile(r"vision|audio|visual|image|speech")
+_LARGEST = 1 << 48
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _BIASED = {"Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"}
 _ITEMSIZE = {"float64": 8, "float32": 2, "float16": 2, "half": 2, "bfloat16": 2, "float": 2}
 
@@ -125,9 +128,20 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def lacks(config: Mapping[str, Any], architecture: str) -> str | None:
+    """What a config must say for any plan to mean something, when it does not. Layers may stand in a nested
+    config of a name that is not known here, never in an encoder's for pictures or sound."""
+    if not architecture:
+        return "architectures"
+    nested = [part for key, part in config.items() if isinstance(part, Mapping) and not _SENSES.search(key)]
+    has = any(whole(part, *_LAYERS) for part in (text_config(config), config, *nested))
+    return None if has else "num_hidden_layers"
+
+
 def number(value: Any, default: float) -> float:
-    """``value`` when it is a positive finite number, else ``default``: configs hold nulls, lists and strings."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    """``value`` when it is a positive number that a size can be, else ``default``: configs hold nulls, lists,
+    strings and numbers of a hundred digits."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
     return value if ok else default
 
 
@@ -144,7 +158,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
     """The geometry that ``config`` (config.json) describes."""
     text = text_config(config)
     family = FAMILIES.get(architecture, "")
-    layers = min(4096, whole(text, "num_hidden_layers", "n_layer", "num_layers", default=1))
+    layers = min(4096, whole(text, *_LAYERS, default=1))
     hidden = whole(text, "hidden_size", "n_embd", "d_model", default=1024)
     heads = whole(text, "num_attention_heads", "n_head", default=max(1, hidden // 128))
     kv_lora = whole(text, "kv_lora_rank")
@@ -256,7 +270,7 @@ def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
     every = int(number(text.get("moe_layer_freq"), 1)) or 1
     step = int(number(text.get("decoder_sparse_step"), 1)) or 1
     dense = text.get("mlp_only_layers")
-    only = set(dense) if isinstance(dense, list) else set()
+    only = {x for x in dense if isinstance(x, int)} if isinstance(dense, list) else set()
     return frozenset(i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only)
 
 

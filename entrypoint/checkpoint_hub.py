@@ -87,7 +87,9 @@ def read_with(fetch: Fetch, *, model: str, revision: str | None = None, workers:
         raise unreadable(f"{model} has no config.json on the hub", "check RELAUNCH_MODEL and RELAUNCH_REVISION")
     quantization = _json(fetch, "hf_quant_config.json", model) or {}
     index = _json(fetch, "model.safetensors.index.json", model)
-    names = sorted(set((index or {}).get("weight_map", {}).values())) or ["model.safetensors"]
+    named = (index or {}).get("weight_map")
+    names = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
+    names = names or ["model.safetensors"]
     groups = checkpoint_shards.Groups()
     with ThreadPoolExecutor(max_workers=workers) as pool:
         try:
@@ -119,6 +121,6 @@ def _json(fetch: Fetch, name: str, model: str) -> dict[str, Any] | None:
         data = json.loads(fetch(name, 0, None))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise unreadable(f"{model}: {name} on the hub is not JSON", "choose another revision") from None
     return data if isinstance(data, dict) else None

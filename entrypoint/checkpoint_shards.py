@@ -67,7 +67,7 @@ class Groups:
                 key = (name, str(entry["dtype"]), tuple(int(x) for x in entry["shape"]))
                 self._check(label, name, key[1], key[2], end - begin)
                 self.counts.setdefault(key, [0, end - begin])[0] += 1
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise broken(label, "its header is not a safetensors header") from None
 
     @staticmethod

@@ -54,8 +54,7 @@ def _quantised(row: Row, how: str, quantization: Mapping[str, Any]) -> Iterator[
         yield Tensor(f"{stem}.weight_scale", "F8_E4M3", (n, k // 16), count)
         yield Tensor(f"{stem}.weight_scale_2", "F32", (), count)
         yield Tensor(f"{stem}.input_scale", "F32", (), count)
-    elif how == "fp8" and quantization.get("weight_block_size"):
-        block = quantization["weight_block_size"]
+    elif how == "fp8" and (block := _block(quantization.get("weight_block_size"))):
         yield Tensor(f"{stem}.weight", "F8_E4M3", (n, k), count)
         yield Tensor(f"{stem}.weight_scale_inv", "F32", (-(-n // block[0]), -(-k // block[1])), count)
     elif how in ("fp8", "modelopt_fp8"):
@@ -70,6 +69,12 @@ def _quantised(row: Row, how: str, quantization: Mapping[str, Any]) -> Iterator[
         yield Tensor(f"{stem}.scales", "F16", (-(-k // 128), n), count)
     else:  # a method without a row here: planned at full width, which is never too little
         yield Tensor(row.name, row.dtype, row.shape, count)
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    """Rows and columns that share a scale, when the config gives two positive numbers."""
+    ok = isinstance(value, list) and len(value) == 2 and all(isinstance(x, int) and x > 0 for x in value)
+    return (value[0], value[1]) if ok else None
 
 
 def _rows(g: Geometry) -> Iterator[Row]:

@@ -69,6 +69,39 @@ def test_a_config_that_cannot_be_used_stops_with_66_in_one_line(tmp_path: Path, 
     assert stop.value.exit_code == 66 and "\n" not in stop.value.line()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"architectures": ["LlamaForCausalLM"]}',
+        '{"num_hidden_layers": 2}',
+        '{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 0}',
+        *('{"architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {"num_hidden_layers": 3}, '
+          f'"text_config": {part}}}' for part in ("{}", "null", '"x"', "5", "[]")),
+        "[" * 100_000,
+        '{"a":' * 100_000,
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_a_config_that_says_too_little_or_nests_too_deep_stops_with_66(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(Stop) as stop:
+        checkpoint.read(tmp_path, model="x")
+    assert stop.value.exit_code == 66 and "\n" not in stop.value.line() and len(stop.value.line()) < 400
+
+
+def test_a_header_that_nests_too_deep_stops_with_65(tmp_path: Path) -> None:
+    text = b'{"a":' * 100_000
+    with pytest.raises(Stop) as stop:
+        checkpoint.read(write(tmp_path, {"a.safetensors": len(text).to_bytes(8, "little") + text}), model="x")
+    assert stop.value.exit_code == 65
+
+
+def test_a_layer_count_in_a_nested_config_of_any_name_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NewModel"], "decoder": {"num_hidden_layers": 2}}')
+    assert checkpoint.read(tmp_path, model="x").architecture == "NewModel"
+
+
 @pytest.mark.parametrize("named", ["model-00002-of-00002.safetensors", "odd.safetensors"])
 def test_a_shard_that_the_index_names_and_nobody_has_stops_with_66(tmp_path: Path, named: str) -> None:
     one = "model-00001-of-00002.safetensors"

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint
+from ..checkpoint_geometry import lacks
 from ..errors import config_rejected
 from ..hardware import Inventory
 from ..settings import Loaded
@@ -41,11 +42,15 @@ def _overridden(wishes: wish.Wishes, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     try:
         override = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         override = None
     if not isinstance(override, dict):
         raise config_rejected(
             f"RELAUNCH_ENGINE_ARGS: --json-model-override-args {text!r} is not a JSON object",
             "write '{\"name\": value}'",
         )
-    return replace(checkpoint, config={**checkpoint.config, **override})
+    config = {**checkpoint.config, **override}
+    lacking = lacks(config, checkpoint.architecture)
+    if lacking:
+        raise config_rejected(f"RELAUNCH_ENGINE_ARGS: --json-model-override-args leaves no usable {lacking}")
+    return replace(checkpoint, config=config)

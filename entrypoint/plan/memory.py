@@ -58,26 +58,30 @@ def before_weights(parallel: Parallel, nvlink: bool) -> int:
     return CONTEXT + next((size for ranks, size in NCCL_NVLINK.items() if world <= ranks), NCCL_NVLINK[8])
 
 
+_ENDLESS = 1 << 62
+_DECODE_SIZES = (range(1, 2), range(2, 3), range(4, 13, 4), range(16, 257, 8), range(272, 512, 16),
+                 range(512, _ENDLESS, 32))  # fmt: skip
+_DRAFT_SIZES = (range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _ENDLESS, 16))
+_PREFILL_SIZES = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64),
+                  range(1280, 4097, 256), range(4608, _ENDLESS, 512))  # fmt: skip
+
+
+def _up_to(spans: tuple[range, ...], most: int) -> int:
+    """How many numbers of the spans are at most ``most``; no list is made, whatever a person asks for."""
+    return sum(len(range(span.start, min(span.stop, most + 1), span.step)) for span in spans)
+
+
 def decode_sizes(max_bs: int, *, speculative: bool = False) -> int:
     """How many decode graphs are captured (cuda_graph_hook.py:generate_decode_cuda_graph_batch_sizes)."""
     if max_bs <= 0:
         return 0
-    plain = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_bs + 1, 32)]
-    draft = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, max_bs + 1, 16)]
-    return len({size for size in (draft if speculative else plain) if size <= max_bs} | {max_bs})
+    spans = _DRAFT_SIZES if speculative else _DECODE_SIZES
+    return _up_to(spans, max_bs) + all(max_bs not in span for span in spans)
 
 
 def prefill_sizes(tokens: int) -> int:
     """cuda_graph_hook.py:generate_prefill_cuda_graph_batch_sizes"""
-    sizes = [
-        *range(4, 33, 4),
-        *range(48, 257, 16),
-        *range(288, 513, 32),
-        *range(576, 1025, 64),
-        *range(1280, 4097, 256),
-        *range(4608, tokens + 1, 512),
-    ]
-    return sum(size <= tokens for size in sizes)
+    return _up_to(_PREFILL_SIZES, tokens)
 
 
 @dataclass(frozen=True)
@@ -163,12 +167,12 @@ def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int, *, f
 def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
     """The fraction that sglang 0.5.23 itself picks on this card without any flag."""
     mib = total / MIB
-    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512), (1e9, 16384, 512, 512))
-    _, chunk, small, large = next(tier for tier in tiers if mib < tier[0] * 1024)
+    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+    _, chunk, small, large = next((tier for tier in tiers if mib < tier[0] * 1024), (0, 16384, 512, 512))
     load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, True)
     size = engine_reserve(g, parallel, load, total, floor=False)
     if g.mla and load.prefill_graph:
         load = Load(min(8192, load.chunk), load.graph_bs, 1, 1, True)
     if mib > 60 * 1024:
         size = max(size, FORMULA_FLOOR)
-    return round((total - size) / total, 3)
+    return round((total - size) / total, 3) if total > 0 else 0.0

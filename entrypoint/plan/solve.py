@@ -135,7 +135,7 @@ def slack_needed(case: Case, pre: int, total: int) -> float:
     ours = base
     if case.g.dsa:
         ours = int(min(base + case.reserve.chunk * case.reserve.context * 4, base / 0.8))
-    return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / total * pre)
+    return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
 def solve(case: Case) -> Result:
@@ -183,7 +183,8 @@ def solve(case: Case) -> Result:
             for pool in pools
             if pool.cell or pool.state
         ]
-        return min(t for t, _ in found), max(s for _, s in found)
+        # A model without any layer that attends or keeps state has no pool.
+        return (min(t for t, _ in found), max(s for _, s in found)) if found else (0, 0)
 
     tokens, state = tokens_at(fraction)
     if case.token_limit is not None:

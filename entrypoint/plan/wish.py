@@ -7,7 +7,7 @@ stable READY before. Everything else is for the planner to compute.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ FIELD_BY_DEST = {
     "quantization": "quantization",
     "attention_backend": "attention_backend",
     "moe_runner_backend": "moe_runner_backend",
-    "fp4_gemm_backend": "fp4_gemm_backend",
+    "fp4_gemm_runner_backend": "fp4_gemm_backend",
     "device": "device",
 }
 
@@ -57,6 +57,36 @@ PLANNED = (
     "speculative",
 )
 
+# What the engine or the arithmetic here can take: smallest and largest. None of the settings' own checks sees
+# ENGINE_ARGS.
+_LARGEST = 2**31 - 1
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "tp": (1, 4096),
+    "pp": (1, 4096),
+    "ep": (1, 4096),
+    "dp_attention": (1, 4096),
+    "context_length": (1, _LARGEST),
+    "max_running_requests": (1, _LARGEST),
+    "max_total_tokens": (1, _LARGEST),
+    "chunked_prefill_size": (-1, _LARGEST),
+    "cuda_graph_max_bs": (0, _LARGEST),
+    "memory_margin": (0, 1 << 50),
+}
+# The same for flags that only the account reads.
+_FLAG_BOUNDS: dict[str, tuple[float, float]] = {
+    "page_size": (1, 1 << 20),
+    "max_mamba_cache_size": (1, _LARGEST),
+    "swa_full_tokens_ratio": (1e-6, 1e6),
+    "mamba_full_memory_ratio": (1e-6, 1e6),
+}
+# Settings whose words are those of an engine flag.
+_CHOSEN = {
+    "quantization": "--quantization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "attention_backend": "--attention-backend",
+    "moe_runner_backend": "--moe-runner-backend",
+    "fp4_gemm_backend": "--fp4-gemm-backend",
+}
 _SECRET = re.compile(r"api_key|password|secret|auth_token")
 _FLOATS = {"mem_fraction_static"}
 _WORDS = {
@@ -125,11 +155,14 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
         if loaded.is_user_set(name):
             source = loaded.sources[name]
             where = f"{PREFIX}{name.upper()}"
+            _check(name, getattr(loaded.settings, name), where)
             fixed[name] = Decision(name, getattr(loaded.settings, name), source, f"set by {where} ({source})")
     given = tuple(flag_table.parse(loaded.settings.engine_args))
     origin = loaded.sources["engine_args"]
     for one in given:
         name = FIELD_BY_DEST.get(one.flag.dest, "")
+        if one.flag.dest in _FLAG_BOUNDS:
+            _within(_number(one, float), _FLAG_BOUNDS[one.flag.dest], f"{PREFIX}ENGINE_ARGS: {one.tokens[0]}")
         if not name:
             shown = MASK if _SECRET.search(one.flag.dest) else one.value
             extra.append(Decision(one.tokens[0], shown, origin, f"set by {PREFIX}ENGINE_ARGS ({origin})"))
@@ -182,12 +215,39 @@ def _typed(name: str, given: flag_table.Given) -> Any:
     value = given.value
     if name in _WORDS or isinstance(value, bool):
         return value
+    found = _number(given, float if name in _FLOATS else human_int)
+    _check(name, found, f"{PREFIX}ENGINE_ARGS: {given.tokens[0]}")
+    return found
+
+
+def _number(given: flag_table.Given, read: Callable[[str], float]) -> float:
     try:
-        return float(value) if name in _FLOATS else human_int(value)
-    except ValueError:
+        return read(str(given.value))
+    except (ValueError, OverflowError):
         raise config_rejected(
-            f"{PREFIX}ENGINE_ARGS: {given.tokens[0]} needs a number, got {value!r}", "write a number such as 4096"
+            f"{PREFIX}ENGINE_ARGS: {given.tokens[0]} needs a number, got {given.value!r}", "write a number such as 4096"
         ) from None
+
+
+def _check(name: str, value: Any, where: str) -> None:
+    """Raises Stop (78) for a value that the engine would refuse or that no plan can be made with."""
+    if name in _CHOSEN:
+        choices = flag_table.table()[_CHOSEN[name]].choices or ()
+        if value not in (*choices, "auto"):
+            known = ", ".join(dict.fromkeys(("auto", *map(str, choices))))
+            raise config_rejected(f"{where}={value} is not known to the engine's {_CHOSEN[name]}", f"it knows {known}")
+    elif name == "mem_fraction_static":
+        if not 0 < value < 1:
+            raise config_rejected(f"{where}={value} is not between 0 and 1", "leave it out: the plan computes it")
+    elif name == "chunked_prefill_size" and value == 0:
+        raise config_rejected(f"{where}=0 computes no prompt", "write -1 for whole prompts")
+    elif name in _BOUNDS:
+        _within(value, _BOUNDS[name], where)
+
+
+def _within(value: float, bounds: tuple[float, float], where: str) -> None:
+    if not bounds[0] <= value <= bounds[1]:
+        raise config_rejected(f"{where}={value} is outside {bounds[0]} to {bounds[1]}", "write a number in between")
 
 
 def human_int(text: str) -> int:
@@ -195,4 +255,4 @@ def human_int(text: str) -> int:
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kMGT]i?)?", text.strip())
     if match is None or (match[2] is None and "." in match[1]):
         raise ValueError(text)
-    return int(float(match[1]) * _SUFFIX[match[2] or ""])
+    return int(float(match[1]) * _SUFFIX[match[2]]) if match[2] else int(match[1])

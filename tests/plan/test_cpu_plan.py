@@ -76,7 +76,7 @@ def test_a_context_beyond_the_models_is_refused_with_one_that_fits(tmp_path: Pat
 
 
 def test_secrets_of_engine_args_stay_out_of_the_decisions(tmp_path: Path) -> None:
-    planned = made(tmp_path, GPT2, ENGINE_ARGS="--admin-api-key hush")
+    planned = made(tmp_path, GPT2, ENGINE_ARGS="--ssl-keyfile-password hush")
     assert "hush" in planned.flags
     assert "hush" not in str(planned.decisions)
 

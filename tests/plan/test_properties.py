@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import GIB, adds_up, h200, make, read, rtx
 
+from entrypoint.errors import Stop
+
 MODELS = st.sampled_from(
     ["glm-5-nvfp4", "glm-5.2-nvfp4", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3.5-12-layers", "minimax-m2-8-layers",
      "llama-8b", "deepseek-v3-8-layers"]
@@ -82,8 +84,8 @@ def test_what_a_person_set_survives(model: str, wishes: dict[str, Any]) -> None:
 @FEW
 @given(
     st.dictionaries(
-        st.sampled_from([*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling"]),
-        st.one_of(st.none(), st.integers(-3, 500_000), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling", "text_config"]),
+        st.one_of(st.none(), st.integers(-3, 500_000), st.just(10**400), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=3),
                   st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)),
         max_size=6,
     ),
@@ -93,6 +95,10 @@ def test_no_config_crashes_the_planner(broken: dict[str, Any], architecture: str
     from entrypoint import checkpoint
 
     config = {**read("glm-5-nvfp4").config, **broken, "architectures": [architecture]}
-    found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
+    try:
+        found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
+    except Stop as stop:
+        assert stop.exit_code == 66 and "lacks" in stop.line()
+        return
     planned = make(found, rtx())
     assert planned.feasible or planned.reasons
