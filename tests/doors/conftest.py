@@ -48,14 +48,32 @@ def build(docker: Docker, name: str, *options: str, context: Path = ROOT) -> Ima
 
 
 @pytest.fixture(scope="session")
-def plain(docker: Docker) -> Image:
-    return build(docker, "relaunch:plain", "--build-arg", "VARIANT=plain", "--build-arg", "REVISION=0123abc")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the builder sees, held still: the working tree may change while the tests run."""
+    return copy_sources(ROOT, tmp_path_factory.mktemp("sources") / "clone")
+
+
+def copy_sources(source: Path, target: Path) -> Path:
+    """As a fresh clone would lay it out: the same content, other file times."""
+    target.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__")
+    for folder in ("entrypoint", "env", "locks", "scripts", "deploy"):
+        shutil.copytree(source / folder, target / folder, ignore=ignore, copy_function=shutil.copy)
+    for file in ("Dockerfile", ".dockerignore"):
+        shutil.copy(source / file, target / file)
+    return target
 
 
 @pytest.fixture(scope="session")
-def engine(docker: Docker) -> Image:
+def plain(docker: Docker, sources: Path) -> Image:
+    options = ("--build-arg", "VARIANT=plain", "--build-arg", "REVISION=0123abc")
+    return build(docker, "relaunch:plain", *options, context=sources)
+
+
+@pytest.fixture(scope="session")
+def engine(docker: Docker, sources: Path) -> Image:
     if docker("image", "inspect", "relaunch:local", check=False).returncode:
         free = shutil.disk_usage(docker.work).free
         if free < ENGINE_BYTES:
             pytest.skip(f"the image with the engine needs {ENGINE_BYTES >> 30} GiB of disk, {free >> 30} GiB are free")
-    return build(docker, "relaunch:local")
+    return build(docker, "relaunch:local", context=sources)

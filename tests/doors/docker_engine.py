@@ -27,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 SYSTEM_PACKAGES = {"containerd": "containerd", "runc": "runc", "iptables": "iptables", "mmdebstrap": "mmdebstrap"}
 DEBS = ("docker.io", "docker-cli", "docker-compose", "docker-buildx")
 STAND_IN = "localhost/base:stand-in"
+# Started by this process, and so its own to wait for.
+_DAEMONS: list[subprocess.Popen[bytes]] = []
 
 
 class EngineError(RuntimeError):
@@ -92,15 +94,23 @@ def stop(work: Path) -> None:
         ids = docker("ps", "-aq", check=False).stdout.split()
         if ids:
             docker("rm", "-f", *ids, check=False)
-        pid = int((work / "docker.pid").read_text())
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-        for _ in range(100):
-            if not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-                break
-            time.sleep(0.2)
+        _end(int((work / "docker.pid").read_text()))
     subprocess.run(["umount", str(work / "exec/netns/default")], stderr=subprocess.DEVNULL, check=False)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _end(pid: int) -> None:
+    """SIGTERM, and wait until it is gone: its directory is removed next."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    ours = next((daemon for daemon in _DAEMONS if daemon.pid == pid), None)
+    if ours is not None:
+        ours.wait(60)
+        return
+    for _ in range(300):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.2)
 
 
 def _system_path() -> str:
@@ -167,6 +177,7 @@ def _dockerd(docker: Docker) -> None:
              "--add-runtime", f"ci={HERE / 'runc_ci'}", "--default-runtime", "ci"],
             env=dict(docker.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+    _DAEMONS.append(daemon)
     for _ in range(120):
         if docker("info", check=False).returncode == 0:
             return

@@ -6,13 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Image, build
+from conftest import Image, build, copy_sources
 from docker_engine import ROOT, Docker
 
 from entrypoint import __version__
@@ -85,10 +84,12 @@ def test_nothing_but_the_named_files_reaches_the_builder(docker: Docker, plain: 
     assert inside and not [name for name in inside if "/tests/" in name or name.endswith((".git", "secret"))]
 
 
-def test_two_builds_of_one_commit_agree(docker: Docker, plain: Image, tmp_path: Path) -> None:
+def test_two_builds_of_one_commit_agree(
+    docker: Docker, plain: Image, sources: Path, tmp_path: Path
+) -> None:
     """From another folder, other file times, an empty build cache: same packages, same files. Only the packages'
     own byte-code may differ: CPython's marshal writes what several workers have interned in another order."""
-    clone = copy_sources(tmp_path / "clone")
+    clone = copy_sources(sources, tmp_path / "clone")
     again = build(docker, "relaunch:again", "--build-arg", "VARIANT=plain", "--no-cache", context=clone)
     first, second = (files(docker, image, "opt/relaunch") for image in (plain, again))
     docker("rmi", again.name)
@@ -101,8 +102,10 @@ def test_two_builds_of_one_commit_agree(docker: Docker, plain: Image, tmp_path: 
     print(f"\n{len(first)} files under /opt/relaunch agree; second build from nothing in {again.seconds:.1f} s")
 
 
-def test_a_change_in_entrypoint_rebuilds_in_seconds(docker: Docker, plain: Image, tmp_path: Path) -> None:
-    clone = copy_sources(tmp_path / "clone")
+def test_a_change_in_entrypoint_rebuilds_in_seconds(
+    docker: Docker, plain: Image, sources: Path, tmp_path: Path
+) -> None:
+    clone = copy_sources(sources, tmp_path / "clone")
     (clone / "entrypoint/units.py").write_text((clone / "entrypoint/units.py").read_text() + "\n# touched\n")
     touched = build(docker, "relaunch:touched", "--build-arg", "VARIANT=plain", context=clone)
     docker("rmi", touched.name)
@@ -129,16 +132,3 @@ def one_line(text: str, words: tuple[str, ...]) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     assert len(lines) == 1 and all(word in lines[0] for word in words), text
     assert ";" in lines[0], f"says what is wrong, but not what to do: {lines[0]}"
-
-
-def copy_sources(target: Path) -> Path:
-    """What the builder sees, as a fresh clone would lay it out."""
-    target.mkdir()
-    ignore = shutil.ignore_patterns("__pycache__")
-    for folder in ("entrypoint", "env", "locks", "scripts", "deploy"):
-        shutil.copytree(ROOT / folder, target / folder, ignore=ignore, copy_function=shutil.copy)
-    for file in ("Dockerfile", ".dockerignore"):
-        shutil.copy(ROOT / file, target / file)
-    return target
-
-
