@@ -97,7 +97,8 @@ def circus(folder: Path, port: int, tools: Path) -> subprocess.Popen[bytes]:
         f"cmd = {sys.executable} {FAKE} --model-path m --port {port}\n"
         "copy_env = True\nrespawn = True\ngraceful_timeout = 5\n"
     )
-    return start([str(tools / "circusd"), str(folder / "circus.ini")], folder, os.environ | {"FAKE_ENGINE": json.dumps(PLAN)})
+    environ = os.environ | {"FAKE_ENGINE": json.dumps(PLAN)}
+    return start([str(tools / "circusd"), str(folder / "circus.ini")], folder, environ)
 
 
 def supervisord(folder: Path, port: int, tools: Path) -> subprocess.Popen[bytes]:

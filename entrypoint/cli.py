@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +27,10 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
+    if (sys.argv[1:] if argv is None else list(argv))[:1] == ["serve"]:
+        # Nothing runs yet: a stop this early has nothing to drain.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_OK))
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     arguments = _parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:
@@ -40,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, a pager) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        full = Stop("disk_full", "no space left where the answer is written", "make room there")
+        print(f"relaunch: {full.line()}", file=sys.stderr)
+        return full.exit_code
 
 
 def _parser() -> _Parser:
@@ -239,8 +252,6 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 
 def _restart(_: argparse.Namespace) -> int:
-    import signal
-
     from . import inputs
     from .state.files import Lock
 

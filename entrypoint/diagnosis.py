@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .launch import Prepared
 
 
+# Of each line in a post-mortem.
+LINE_CHARS = 2000
+
+
 @dataclass(frozen=True)
 class Patient:
     """One run that ended. ``started``: READY had been reached in this supervisor's life."""
@@ -61,6 +65,11 @@ class Diagnosis:
         self.last_post_mortem: str | None = None
         self._attempts: tuple[Attempt, ...] = ()
         self._stacks: list[str] = []
+
+    def gave_up(self, loaded: Loaded) -> None:
+        """The restart budget ended what the ladder would have tried again."""
+        if self.last_post_mortem is not None:
+            PostMortems(loaded.settings.state_dir).mark_gave_up(self.last_post_mortem)
 
     def reached_ready(self) -> None:
         """A start that failed and then went well unchanged is over: it does not count against the next one. What
@@ -155,7 +164,7 @@ class Diagnosis:
             "settings": {d.setting: d.value for d in plan.decisions},
             "engine": {"argv": list(run.engine.argv)},
             "stacks": self._stacks,
-            "last_lines": list(run.lines)[-LAST_LINES:],
+            "last_lines": [line[:LINE_CHARS] for line in list(run.lines)[-LAST_LINES:]],
         }
         self._stacks = []
         self.last_post_mortem = PostMortems(loaded.settings.state_dir).write(now, verdict.cause, document)

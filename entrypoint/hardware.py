@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import unreadable
+from .units import MIB
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def load(path: Path) -> Inventory:
         gpus = tuple(
             Gpu(
                 index=int(row["index"]),
-                name=str(row["name"]),
+                name=_printable(row["name"]),
                 sm=int(row["sm"]),
                 total_bytes=int(row["total_bytes"]),
                 free_bytes=int(row.get("free_bytes", row["total_bytes"])),
@@ -70,10 +71,10 @@ def load(path: Path) -> Inventory:
         )
         inventory = Inventory(
             gpus=gpus,
-            driver=data.get("driver"),
-            cuda=data.get("cuda"),
+            driver=_printable(data.get("driver")) or None,
+            cuda=_printable(data.get("cuda")) or None,
             host_memory_bytes=int(data.get("host_memory_bytes") or 0),
-            nvlink=bool(data.get("nvlink", False)),
+            nvlink=data.get("nvlink", False),
             cpu_count=int(data.get("cpu_count") or 1),
             recorded=True,
         )
@@ -81,9 +82,18 @@ def load(path: Path) -> Inventory:
         raise unreadable(f"RELAUNCH_GPU_INVENTORY={path} cannot be read: {error.strerror}", fix) from None
     except KeyError as error:
         raise unreadable(f"RELAUNCH_GPU_INVENTORY={path} lacks {error}", fix) from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise unreadable(f"RELAUNCH_GPU_INVENTORY={path} is not an inventory: {error}", fix) from None
+    if not isinstance(inventory.nvlink, bool):
+        raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: nvlink is neither true nor false", fix)
+    if inventory.host_memory_bytes < 0 or inventory.cpu_count < 0:
+        raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: host_memory_bytes or cpu_count is negative", fix)
     for gpu in gpus:
+        if gpu.index < 0 or not 30 <= gpu.sm <= 200:
+            problem = f"GPU {gpu.index} has sm {gpu.sm}: compute capability times ten is meant, such as 120 for 12.0"
+            raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: {problem}", fix)
+        if not MIB * 256 <= gpu.total_bytes <= 1 << 44:
+            raise unreadable(f"RELAUNCH_GPU_INVENTORY={path}: GPU {gpu.index} has total_bytes {gpu.total_bytes}", fix)
         if not 0 <= gpu.free_bytes <= gpu.total_bytes:
             raise unreadable(
                 f"RELAUNCH_GPU_INVENTORY={path}: GPU {gpu.index} has free_bytes outside 0..total_bytes", fix
@@ -187,6 +197,11 @@ def _numa_node(bus: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def _printable(value: Any) -> str:
+    """Text for a terminal: one line, nothing that steers it."""
+    return "".join(c for c in str(value or "") if c.isprintable())[:200]
 
 
 def _text(value: str | bytes) -> str:

@@ -23,7 +23,7 @@ from .hardware import Inventory
 from .loading import with_loader_options
 from .logs import Log
 from .plan import Change, Learned, Plan, flags
-from .settings import Loaded
+from .settings import RECORDS, Loaded
 from .state.known_good import KnownGood, fingerprint
 from .units import format_bytes, format_duration
 
@@ -65,7 +65,8 @@ class Launch:
         from . import weights
 
         settings = loaded.settings
-        self.scrub = Scrubber((settings.api_key, settings.control_token, self._environ.get("HF_TOKEN")))
+        secrets = [getattr(settings, field) for field, record in RECORDS.items() if record.secret]
+        self.scrub = Scrubber((*secrets, self._environ.get("HF_TOKEN")))
         given = flags.parse(settings.engine_args)
         if importlib.util.find_spec("sglang") is None:
             raise Stop(

@@ -11,17 +11,18 @@ from .plan import Decision, Plan
 
 def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
     """``plan`` with loader flags and their reasons. What the operator gave in ENGINE_ARGS stays; dummy weights and
-    a checkpoint that is not here yet get nothing. ``path``: the snapshot directory."""
+    a checkpoint or a box that is not here get nothing. ``path``: the snapshot directory."""
     from .weights import environment, host, loader_options
 
     directory = Path(path)
-    if not plan.feasible or "dummy" in plan.flags or not directory.is_dir():
+    # The disks here say nothing of a box that is elsewhere.
+    if not plan.feasible or box.recorded or "dummy" in plan.flags or not directory.is_dir():
         return plan
     ranks = plan.parallel["tp"] * plan.parallel["pp"] // plan.parallel["nnodes"]
     options = loader_options(
         file_system=environment.file_system(directory),
         host_memory_bytes=box.host_memory_bytes,
-        cgroup_limit_bytes=None if box.recorded else host.cgroup_limit(),
+        cgroup_limit_bytes=host.cgroup_limit(),
         cores=box.cpu_count,
         ranks=ranks,
         checkpoint_bytes=int(plan.model["bytes"]),

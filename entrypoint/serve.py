@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
+import psutil
+
 from . import announce, inputs, preflight, terminal
 from .control import app as control
 from .control.records import Records
@@ -21,6 +23,7 @@ from .engine import ports, process
 from .engine.client import EngineClient
 from .engine.process import Ended
 from .engine.run import Run
+from .engine.shm import ShmLedger
 from .errors import Stop, config_rejected
 from .healing import machine
 from .healing.machine import Do, Phase
@@ -33,6 +36,8 @@ from .state.files import Lock
 from .units import format_duration
 from .watching import Alarm, ServingWatch, watch_start
 
+# A leftover that would not die in this many seconds is left to the checks that follow.
+LEFTOVER_PATIENCE = 30.0
 # After a process of the engine ended, its last words get this long to arrive before the tree is killed.
 LAST_WORDS = 1.0
 
@@ -98,6 +103,8 @@ class Supervisor:
         try:
             return await self._loop()
         finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, lambda: None)
             http.should_exit = True
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(serving, 2.0)
@@ -117,6 +124,11 @@ class Supervisor:
             self._show(state)
             if state.phase is not before:
                 self._say(before, state)
+            if isinstance(event, machine.Tick) and before in (Phase.STARTING, Phase.PROBING) and actions:
+                limit = format_duration(self._limits.startup_timeout)
+                self._alarm = Alarm(f"the start took longer than STARTUP_TIMEOUT={limit}", hang="startup")
+            if state.phase is Phase.GAVE_UP and before is Phase.RECOVERING:
+                self._diagnosis.gave_up(self.loaded)
             self._perform(state, actions)
         if self._work is not None:
             self._work.cancel()
@@ -152,7 +164,7 @@ class Supervisor:
                 case Do.SPAWN:
                     self._start_work(self._spawn(state.run))
                 case Do.PROBE:
-                    self._run_task(self._probe(state.run))
+                    self._run_task(state.run, self._probe(state.run))
                 case Do.RECORD_READY:
                     self._record_ready(state.run)
                 case Do.RECORD_STABLE:
@@ -178,6 +190,16 @@ class Supervisor:
     def _start_work(self, work: Coroutine[Any, Any, machine.Event | None]) -> None:
         self._work = asyncio.create_task(self._guarded(work))
 
+    async def _watched(self, number: int, work: Awaitable[machine.Event | None]) -> None:
+        """A watch that fails must not leave an engine unwatched."""
+        try:
+            event = await work
+        except Exception as error:
+            self.log.error(f"internal error while watching the engine: {type(error).__name__}: {error}")
+            event = machine.Unhealthy(number, f"internal error while watching: {error}")
+        if event is not None:
+            self._events.put_nowait(event)
+
     async def _guarded(self, work: Awaitable[machine.Event | None]) -> None:
         """Whatever goes wrong in a piece of work becomes an event: the loop itself never dies of it."""
         try:
@@ -191,8 +213,8 @@ class Supervisor:
         if event is not None:
             self._events.put_nowait(event)
 
-    def _run_task(self, work: Coroutine[Any, Any, machine.Event | None]) -> None:
-        self._run_tasks.append(asyncio.create_task(self._guarded(work)))
+    def _run_task(self, number: int, work: Coroutine[Any, Any, machine.Event | None]) -> None:
+        self._run_tasks.append(asyncio.create_task(self._watched(number, work)))
 
     # -- the pieces of work -----------------------------------------------------------------------------
 
@@ -211,10 +233,19 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """Engine processes of an earlier supervisor of this state directory, which must be dead: we hold its lock."""
-        for orphan in process.leftovers(self._run_prefix()):
-            self.log.warning(f"ending a leftover of an earlier supervisor: pid {orphan.pid}")
-            with contextlib.suppress(Exception):
-                orphan.kill()
+        deadline = time.monotonic() + LEFTOVER_PATIENCE
+        said: set[int] = set()
+        while (orphans := process.leftovers(self._run_prefix())) and time.monotonic() < deadline:
+            for orphan in orphans:
+                if orphan.pid not in said:
+                    said.add(orphan.pid)
+                    self.log.warning(f"ending a leftover of an earlier supervisor: pid {orphan.pid}")
+                with contextlib.suppress(psutil.Error):
+                    orphan.kill()
+            # A big process keeps its port and its GPU memory until it is really gone.
+            psutil.wait_procs(orphans, timeout=1.0)
+        for name in ShmLedger.of_record(self.loaded.settings.state_dir / "run" / "shm.json").remove():
+            self.log.warning(f"removed /dev/shm/{name}, left by an earlier supervisor")
 
     async def _plan(self) -> machine.Event:
         assert self._prepared is not None
@@ -234,10 +265,14 @@ class Supervisor:
         command = prepared.command
         run_id = f"{self._run_prefix()}{os.getpid()}-{number}"
         cwd = settings.state_dir / "run"
-        cwd.mkdir(parents=True, exist_ok=True)
         self._alarm, self._watch = None, None
         if self._run is not None:
             self._run.signs.close()
+        try:
+            cwd.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"{cwd} cannot be made: {error.strerror}"
+            raise Stop("permission_denied", reason, "check RELAUNCH_STATE_DIR") from None
         try:
             engine = process.Engine(command.argv, command.environment(self.environ, run_id), cwd, run_id)
         except OSError as error:
@@ -249,6 +284,7 @@ class Supervisor:
             on_line=self.log.engine,
             on_event=self._on_log_event,
             on_end=lambda ended: self._on_end(number, ended),
+            on_gone=lambda: self._suspect(number, "the engine's main process is gone"),
         )
         self._run = run
         now = time.time()
@@ -258,7 +294,7 @@ class Supervisor:
         self.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
         self._follow = asyncio.create_task(run.follow())
         self._run_tasks = []
-        self._run_task(self._watch_start(run))
+        self._run_task(number, self._watch_start(run))
         if number == 1:
             await asyncio.to_thread(prewarm)
         return None
@@ -306,7 +342,7 @@ class Supervisor:
         settings = self.loaded.settings
         took = format_duration(time.monotonic() - self._run.began)
         self.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
-        self._run_task(self._watch_serving(number, self._watch))
+        self._run_task(number, self._watch_serving(number, self._watch))
 
     async def _watch_serving(self, number: int, watch: ServingWatch) -> machine.Event:
         self._alarm = await watch.watch()
@@ -318,7 +354,9 @@ class Supervisor:
 
     async def _kill(self, number: int) -> None:
         run = self._run
-        assert run is not None
+        if run is None or run.number != number:  # nothing was spawned
+            self._events.put_nowait(machine.TreeGone(number))
+            return
         for task in self._run_tasks:
             task.cancel()
         if self._alarm is not None and self._alarm.hang:
@@ -376,9 +414,17 @@ class Supervisor:
     def _on_end(self, number: int, ended: Ended) -> None:
         if ended.role == "main":
             self._events.put_nowait(machine.EngineEnded(number))
+        elif ended.role == "worker" and self.status.phase == Phase.READY:
+            return  # what never took a title before READY is no scheduler: helpers come and go
         elif self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
             # sglang itself notices too, but takes up to a minute to die of it.
+            self._suspect(number, f"{ended.role} of the engine is gone")
             asyncio.get_running_loop().call_later(LAST_WORDS, self._part_ended, number, ended)
+
+    def _suspect(self, number: int, reason: str) -> None:
+        """No balancer should send more, from this moment on."""
+        if self._run is not None and self._run.number == number and self.status.phase == Phase.READY:
+            self.status.healthy, self.status.reason = False, reason
 
     def _part_ended(self, number: int, ended: Ended) -> None:
         under_way = self._run is not None and self._run.number == number
@@ -438,4 +484,6 @@ def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(supervisor.run())
     finally:
+        # The end is under way: another signal must not change the exit code.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,9 @@ class Settings(BaseSettings):
     host: str = _setting("127.0.0.1", "serving", "Address that the engine listens on.")
     port: Port = _setting(30000, "serving", "Port that the engine listens on.")
     api_key: str | None = _setting(None, "serving", "Key that clients must send.", secret=True)
+    admin_api_key: str | None = _setting(
+        None, "serving", "Key for the engine's administration endpoints.", secret=True
+    )
     engine_args: str = _setting(
         "", "serving", "Extra sglang flags; they win over the plan and are checked before anything starts."
     )
@@ -271,7 +275,7 @@ def mask_flags(text: str) -> str:
     words, hide = [], False
     for word in text.split():
         name = word.split("=", 1)[0].lower()
-        sensitive = word.startswith("--") and any(mark in name for mark in ("key", "token=", "password", "secret"))
+        sensitive = word.startswith("--") and any(mark in name for mark in ("key", "api", "password", "secret"))
         if hide and not word.startswith("--"):
             words.append(MASK)
             hide = False
@@ -308,7 +312,27 @@ def load(environ: Mapping[str, str], presets: Mapping[str, str], chosen: str | N
         settings = Settings(layers=({"preset": preset, **given}, preset_values))  # type: ignore[call-arg]
     except ValidationError as error:
         raise _explain(error, {**preset_values, **given}, sources, preset) from None
+    _check_together(settings)
     return Loaded(settings, sources, {k: v for k, v in passed.items() if k not in environ})
+
+
+def _check_together(settings: Settings) -> None:
+    """Settings that are right alone and wrong together."""
+    if settings.port == settings.control_port:
+        raise config_rejected(f"RELAUNCH_PORT and RELAUNCH_CONTROL_PORT are both {settings.port}", "give each its own")
+    if settings.node_rank >= settings.nnodes:
+        raise config_rejected(
+            f"RELAUNCH_NODE_RANK={settings.node_rank} with RELAUNCH_NNODES={settings.nnodes}",
+            f"ranks go from 0 to {settings.nnodes - 1}",
+        )
+    address = settings.dist_init_addr
+    if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
+        raise config_rejected(f"RELAUNCH_DIST_INIT_ADDR={address} is no address", "write host:port of node 0")
+    if settings.nnodes > 1 and address is None:
+        raise config_rejected(
+            f"RELAUNCH_NNODES={settings.nnodes} without RELAUNCH_DIST_INIT_ADDR",
+            "set host:port of node 0, the same on every node",
+        )
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -377,6 +401,7 @@ def _explain(error: ValidationError, merged: Mapping[str, Any], sources: Mapping
     reason = reason[:1].lower() + reason[1:]
     if any("auto" in str(part) for e in reasons for part in e["loc"][1:]):
         reason += ", or auto"
-    value = MASK if RECORDS[field].secret else merged[field]
+    value = MASK if RECORDS[field].secret else str(merged[field])
+    value = value if len(value) <= 60 else f"{value[:57]}..."
     where = "the environment" if sources[field] == "environment" else f"env/{preset}.env"
     return config_rejected(f"{RECORDS[field].name}={value} (from {where}): {reason}", RECORDS[field].help.rstrip("."))

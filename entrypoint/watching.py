@@ -36,13 +36,13 @@ async def watch_start(run: Run, settings: Settings, seen: Callable[[], object | 
     """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None."""
     vigil = StartupVigil(settings.stage_stall_timeout, time.monotonic())
     stopped = StoppedWatch(settings.hang_timeout)
-    lines = 0
+    heard = 0
     while True:
         await asyncio.sleep(1.0)
         now = time.monotonic()
-        if isinstance(seen(), Progress | StageBegun | StageEnded) or len(run.lines) != lines:
+        if isinstance(seen(), Progress | StageBegun | StageEnded) or run.heard != heard:
             vigil.progress(now)
-        lines = len(run.lines)
+        heard = run.heard
         engine = run.engine
         reason = stopped.check(now, engine.stopped()) or vigil.check(
             now, run.stage, engine.compiling(), engine.bytes_read()
@@ -135,7 +135,10 @@ class ServingWatch:
             except (httpx.HTTPError, ValueError):
                 return None
             self._vigil.tokens(time.monotonic())
-            verdict = canary.judge(self._kind, answer, self.reference)
+            try:
+                verdict = canary.judge(self._kind, answer, self.reference)
+            except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+                verdict = canary.Verdict("degenerate", f"the answer has not the form of an answer: {error}")
             if verdict.failure is None:
                 self.reference = verdict.reference
                 return verdict

@@ -12,7 +12,7 @@ from entrypoint.plan.make import make
 CONFIG = json.loads((Path(__file__).parent / "plan" / "configs" / "glm-5-nvfp4.json").read_text())
 GPU = hardware.Gpu(0, "RTX PRO 6000", 120, 102641958912, 102100000000)
 BOX = hardware.Inventory(
-    tuple(replace(GPU, index=i) for i in range(8)), host_memory_bytes=256 << 30, cpu_count=128, recorded=True
+    tuple(replace(GPU, index=i) for i in range(8)), host_memory_bytes=256 << 30, cpu_count=128
 )
 
 
@@ -40,3 +40,9 @@ def test_what_the_operator_gave_stays(tmp_path: Path) -> None:
 def test_dummy_weights_get_nothing(tmp_path: Path) -> None:
     made = planned(tmp_path, RELAUNCH_ENGINE_ARGS="--load-format dummy")
     assert "--model-loader-extra-config" not in made.flags
+
+
+def test_a_recorded_box_gets_no_decision_from_the_disks_here(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    bare = loading.with_loader_options(replace(made, flags=()), replace(BOX, recorded=True), tmp_path)
+    assert bare.flags == ()

@@ -139,3 +139,20 @@ def test_every_line_of_a_preset_has_its_reason_above_it() -> None:
             if "=" in line and not line.startswith("#"):
                 assert previous.startswith("#"), f"{name}: {line}"
             previous = line
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RELAUNCH_PORT": "30001"}, "both 30001"),
+        ({"RELAUNCH_NODE_RANK": "1"}, "RELAUNCH_NODE_RANK=1"),
+        ({"RELAUNCH_NNODES": "2"}, "without RELAUNCH_DIST_INIT_ADDR"),
+        ({"RELAUNCH_NNODES": "2", "RELAUNCH_DIST_INIT_ADDR": "zz"}, "host:port"),
+    ],
+)
+def test_settings_that_are_wrong_together_are_refused(environ: dict[str, str], words: str) -> None:
+    assert words in refusal(environ).line()
+
+
+def test_a_huge_value_is_not_echoed_whole() -> None:
+    assert len(refusal({"RELAUNCH_PORT": "9" * 5000}).line()) < 400

@@ -64,7 +64,7 @@ def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Pa
         argv += ["--nnodes", str(settings.nnodes), "--node-rank", str(settings.node_rank)]
         argv += ["--dist-init-addr", str(settings.dist_init_addr)]
     argv += plan.flags
-    if settings.api_key:
+    if settings.api_key or settings.admin_api_key:
         # A file of mode 0600 keeps the key out of every process listing.
         argv += ["--config", str(secrets_file(loaded))]
     caches = {
@@ -82,7 +82,8 @@ def secrets_file(loaded: Loaded) -> Path:
 
 def write_secrets(loaded: Loaded) -> None:
     """Write the engine's secret settings where only this user reads them."""
-    if not loaded.settings.api_key:
+    keys = {"api-key": loaded.settings.api_key, "admin-api-key": loaded.settings.admin_api_key}
+    if not any(keys.values()):
         return
     import json
 
@@ -91,7 +92,7 @@ def write_secrets(loaded: Loaded) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         # JSON strings are YAML strings; the engine wants dash form.
-        file.write(f"api-key: {json.dumps(loaded.settings.api_key)}\n")
+        file.writelines(f"{flag}: {json.dumps(key)}\n" for flag, key in keys.items() if key)
 
 
 def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:

@@ -26,6 +26,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
+# A line without an end is passed on in pieces of this many bytes.
+LONGEST_LINE = 1 << 16
+
 COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "nvlink", "cc1plus", "ld", "g++", "gcc"}
 )
@@ -58,7 +61,7 @@ class Engine:
         self.run_id = run_id
         self.argv = tuple(argv)
         self.spawned_at = time.monotonic()
-        self._shm = ShmLedger()
+        self._shm = ShmLedger(record=cwd / "shm.json")
         self._process = subprocess.Popen(
             argv,
             env=dict(env),
@@ -71,6 +74,7 @@ class Engine:
         )
         self.pid = self._process.pid
         self._main = psutil.Process(self.pid)
+        self._main_born = self._main.create_time()
         self._known: dict[int, psutil.Process] = {self.pid: self._main}
         self.ever: set[int] = {self.pid}
         self._pidfds: dict[int, int] = {}
@@ -81,13 +85,23 @@ class Engine:
 
     # -- watching ---------------------------------------------------------------------------------------
 
-    async def follow(self, on_line: Callable[[str], None], on_end: Callable[[Ended], None]) -> None:
+    async def follow(
+        self,
+        on_line: Callable[[str], None],
+        on_end: Callable[[Ended], None],
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
         """Deliver output lines and ends until main has ended and its output is drained (or a grandchild has
-        kept the pipe open for a second)."""
+        kept the pipe open for a second). ``on_gone`` is told at once that main is gone, before its last words."""
         loop = asyncio.get_running_loop()
         reader = asyncio.create_task(self._read(on_line))
         ended = asyncio.Event()
-        self._watch(self.pid, lambda: ended.set())
+
+        def main_ended() -> None:
+            ended.set()
+            on_gone()
+
+        self._watch(self.pid, main_ended)
         census = asyncio.create_task(self._census_forever(on_end))
         try:
             await ended.wait()
@@ -104,20 +118,23 @@ class Engine:
             await asyncio.gather(census, reader, return_exceptions=True)
 
     async def _read(self, on_line: Callable[[str], None]) -> None:
-        """Split output at newlines and carriage returns (progress bars)."""
+        """Split output at newlines and carriage returns (progress bars). The pipe is the transport's from here
+        on: nobody else may close it."""
         loop = asyncio.get_running_loop()
         assert self._process.stdout is not None
-        stream = asyncio.StreamReader(limit=1 << 20)
+        stream = asyncio.StreamReader(limit=1 << 18)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._process.stdout)
         pending = b""
         try:
-            while chunk := await stream.read(1 << 16):
+            while chunk := await stream.read(LONGEST_LINE):
                 *lines, pending = (pending + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
                 for line in lines:
                     on_line(line.decode("utf-8", "replace"))
-                if len(pending) > 1 << 20:  # a line without end is passed on in pieces
+                if len(pending) >= LONGEST_LINE:
                     on_line(pending.decode("utf-8", "replace"))
                     pending = b""
+                # A flood must not keep the probes waiting.
+                await asyncio.sleep(0)
             if pending:
                 on_line(pending.decode("utf-8", "replace"))
         finally:
@@ -172,7 +189,11 @@ class Engine:
             if os.getsid(process.pid) == self.pid:
                 return True
             parent = process.ppid()
-            if parent in self._known and parent != os.getpid():
+            if parent in self._known:
+                return True
+            # Orphans come to us, the subreaper; children of our own stay in our session.
+            orphaned = parent == os.getpid() and os.getsid(process.pid) != os.getsid(0)
+            if orphaned and process.create_time() > self._main_born:
                 return True
         except (psutil.Error, OSError):
             return False
@@ -243,9 +264,6 @@ class Engine:
         self._process.poll()
         while self.reap() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if self._process.stdout is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdout.close()
         self.removed_shm = self._shm.remove()
         return left
 

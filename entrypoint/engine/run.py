@@ -13,6 +13,7 @@ from .process import Ended, Engine
 from .scrub import Scrubber
 
 KEEP_LINES = 4000
+KEEP_CHARS = 8192
 
 
 @dataclass
@@ -26,11 +27,13 @@ class Run:
     on_line: Callable[[str], None]
     on_event: Callable[[log.Event], None]
     on_end: Callable[[Ended], None]
+    on_gone: Callable[[], None] = lambda: None
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_LINES))
     stages: dict[str, float] = field(default_factory=dict)
     readings: dict[str, dict[int | None, float]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
+    heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
     signs: HostSigns = field(default_factory=HostSigns)
     began: float = field(default_factory=time.monotonic)
@@ -41,15 +44,19 @@ class Run:
 
     async def follow(self) -> None:
         """Until main has ended."""
-        await self.engine.follow(self._line, self._end)
+        await self.engine.follow(self._line, self._end, self.on_gone)
 
     @property
     def exit_code(self) -> int | None:
         return next((end.code for end in self.ends if end.role == "main"), None)
 
     def _line(self, text: str) -> None:
-        text = self.scrub(text)
-        self.lines.append(text)
+        clean = self.scrub(text)
+        if "\x1b" in text and self.scrub(log.strip_ansi(text)) != log.strip_ansi(text):
+            clean = self.scrub(log.strip_ansi(text))  # a secret with a colour code inside
+        text = clean
+        self.heard += 1
+        self.lines.append(text[:KEEP_CHARS])
         self.on_line(text)
         now = time.monotonic()
         for event in self._parser.feed(text, now):

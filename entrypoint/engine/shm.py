@@ -6,6 +6,8 @@ name alone never tells whose they are.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +18,10 @@ SHM = Path("/dev/shm")
 class ShmLedger:
     """Which files of /dev/shm belong to our tree, by (name, inode)."""
 
-    def __init__(self, root: Path = SHM) -> None:
+    def __init__(self, root: Path = SHM, record: Path | None = None) -> None:
+        """``record``: where the claims are kept, so that they outlive a killed supervisor."""
         self._root = root
+        self._record = record
         self._before = self._listing()
         self._ours: set[tuple[str, int]] = set()
 
@@ -30,7 +34,10 @@ class ShmLedger:
         inodes: set[int] = set()
         for pid in pids:
             inodes |= _open_inodes(pid, str(self._root))
-        self._ours |= {(name, inode) for name, inode in fresh if inode in inodes}
+        claimed = {(name, inode) for name, inode in fresh if inode in inodes}
+        if claimed:
+            self._ours |= claimed
+            self._save()
 
     def remove(self) -> list[str]:
         """Remove what is ours and still the same file. Call it when the tree is gone."""
@@ -42,7 +49,22 @@ class ShmLedger:
             except OSError:
                 continue
         self._ours.clear()
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
         return removed
+
+    def _save(self) -> None:
+        if self._record is not None:
+            with contextlib.suppress(OSError):
+                self._record.write_text(json.dumps(sorted(self._ours)), encoding="utf-8")
+
+    @classmethod
+    def of_record(cls, record: Path, root: Path = SHM) -> ShmLedger:
+        """The ledger that an earlier supervisor kept; empty when there is none."""
+        ledger = cls(root, record)
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            ledger._ours = {(str(name), int(inode)) for name, inode in json.loads(record.read_text(encoding="utf-8"))}
+        return ledger
 
     def _listing(self) -> set[tuple[str, int]]:
         try:

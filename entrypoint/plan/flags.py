@@ -23,6 +23,9 @@ OWNED = {
     "host": "RELAUNCH_HOST",
     "port": "RELAUNCH_PORT",
     "api_key": "RELAUNCH_API_KEY",
+    # A secret on a command line stands in every process listing.
+    "admin_api_key": "RELAUNCH_ADMIN_API_KEY",
+    "ssl_keyfile_password": "a key file without a password, mounted as a secret",
     "config": "the RELAUNCH_ settings",
     "nnodes": "RELAUNCH_NNODES",
     "node_rank": "RELAUNCH_NODE_RANK",
@@ -93,7 +96,9 @@ def parse(text: str, origin: str = "RELAUNCH_ENGINE_ARGS") -> list[Given]:
         position += 1
         name, has_value, attached = word.partition("=")
         if not name.startswith("-") or _is_number(name):
-            raise config_rejected(f"{origin}: {word!r} belongs to no flag", "write --flag value")
+            # The word itself may be a secret whose quotes went wrong.
+            after = f" after {words[position - 2].partition('=')[0]}" if position > 1 else ""
+            raise config_rejected(f"{origin}: word {position}{after} belongs to no flag", "write --flag value")
         flag = _find(name, origin)
         if name not in flag.options:
             name = flag.option

@@ -48,15 +48,17 @@ class Boots:
         """Oldest first. Damaged lines are passed over."""
         boots: dict[str, Boot] = {}
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return []
         for line in lines:
             try:
                 row = json.loads(line)
                 if row.pop("schema") == SCHEMA:
-                    boots[row["id"]] = Boot(**row)
-            except (ValueError, TypeError, KeyError, AttributeError):
+                    boot = Boot(**row)
+                    boot.document()  # damaged values show here, not in the middle of an answer
+                    boots[boot.id] = boot
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
                 continue
         return list(boots.values())
 

@@ -25,7 +25,8 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        # Logs and settings of a server: for its own user.
+        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
             json.dump({"schema": SCHEMA, **document}, file, indent=1)
             file.write("\n")
             file.flush()
@@ -36,11 +37,15 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
             temporary.unlink()
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The document, or None when it is absent, damaged or of another schema: state is a help, never a must."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and document.get("schema") == SCHEMA else None
 
@@ -79,9 +84,14 @@ class Lock:
                 "stop that one, or give this one its own RELAUNCH_STATE_DIR and ports",
                 exit_code=EXIT_STATE_IN_USE,
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
+        except OSError as error:
+            raise Stop(
+                "disk_full", f"RELAUNCH_STATE_DIR={directory} cannot be written: {error.strerror}", "make room there"
+            ) from None
 
     def release(self) -> None:
         if self._file is not None:

@@ -61,7 +61,7 @@ class KnownGood:
         try:
             changes = tuple(Change(c["setting"], c["from"], c["to"], c["reason"]) for c in document["changes"])
             return Learned(changes, document["free_at_start_bytes"], dict(document["readings"]))
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, learned: Learned, described: dict[str, Any]) -> None:

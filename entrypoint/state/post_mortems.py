@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,29 @@ class PostMortems:
         keep_newest(self._folder, "*.json", KEEP)
         return name
 
+    def mark_gave_up(self, name: str) -> None:
+        """The restart budget decided after the file was written."""
+        path = self._folder / f"{name}.json"
+        document = read_json(path)
+        if document is not None and not document.get("gave_up"):
+            document.pop("schema")
+            with contextlib.suppress(OSError):
+                write_json(path, {**document, "gave_up": True})
+
     def read(self) -> list[dict[str, Any]]:
         """Oldest first, in the short form of `relaunch history --json`."""
         rows = []
         for path in sorted(self._folder.glob("*.json")):
             document = read_json(path)
-            if document is not None:
+            if document is not None and _well_formed(document):
                 keys = ("id", "boot", "at", "cause", "action", "stage", "exit_code", "evidence", "changed", "gave_up")
                 rows.append({key: document.get(key) for key in keys} | {"summary": document.get("summary")})
         return rows
+
+
+def _well_formed(document: dict[str, Any]) -> bool:
+    kinds = {"id": str, "at": str, "cause": str, "action": str, "evidence": list, "changed": list, "gave_up": bool}
+    return all(isinstance(document.get(key), kind) for key, kind in kinds.items())
 
 
 def history(state_dir: Path) -> dict[str, Any]:

@@ -49,6 +49,12 @@ def child(role: str) -> int:
     return pid
 
 
+def flood() -> None:
+    while True:
+        sys.stderr.write(("[2026-11-29 16:41:08 TP0] a line of a traceback that goes on and on\n") * 200)
+        time.sleep(0.01)
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/server_info":
@@ -62,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         if PLAN.get("nan"):
             self._answer({"embedding": [None, 1.0]})
+        elif "embedding" in PLAN:
+            self._answer({"embedding": PLAN["embedding"]})
         else:
             self._answer({"embedding": [0.6, 0.8]})
 
@@ -104,6 +112,8 @@ def main() -> None:
     server = ThreadingHTTPServer((host, port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say("The server is fired up and ready to roll!")
+    if PLAN.get("flood"):
+        threading.Thread(target=flood, daemon=True).start()
     while True:
         if draining.is_set():
             time.sleep(PLAN.get("drain_seconds", 0.1))
