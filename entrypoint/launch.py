@@ -191,9 +191,15 @@ class Launch:
         if diagnosis.clear_jit_cache:
             import shutil
 
-            stale = command.jit_cache(prepared.loaded, prepared.inventory)
-            self._log.info(f"removing compiled kernels and tuning results: {stale}")
-            await asyncio.to_thread(shutil.rmtree, stale, True)
+            from .cuda import kernels
+
+            stale = (
+                command.jit_cache(prepared.loaded, prepared.inventory),
+                kernels.directory(settings.cache_dir),
+            )
+            for place in stale:
+                self._log.info(f"removing compiled kernels and tuning results: {place}")
+                await asyncio.to_thread(shutil.rmtree, place, True)
         began = time.monotonic()
         while not ports.is_free(settings.host, settings.port) and time.monotonic() - began < 30.0:
             await asyncio.sleep(0.2)
