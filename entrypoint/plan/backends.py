@@ -7,7 +7,7 @@ infeasible and names the one that has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import kv_dtype, method
 from .parts import Choices
+from .problem import Problem
 from .sharding import Parallel
 
 FP8 = "fp8_e4m3"
@@ -121,21 +122,23 @@ EMITTED = ("quantization", "moe_runner_backend", "fp4_gemm_backend")
 class Refusal(NamedTuple):
     applies: Callable[[Facts], bool]
     reason: str
+    fixes: tuple[Mapping[str, Any], ...] = ()
 
 
 REFUSALS = (
     Refusal(lambda f: f.sm120 and f.method == "modelopt_fp4" and f.values.get("moe_runner_backend") in (
         "cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl", "deep_gemm"),
-        "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120: MOE_RUNNER_BACKEND=flashinfer_cutlass would run"),
+        "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120", ({"moe_runner_backend": "flashinfer_cutlass"},)),
     Refusal(lambda f: f.g.dsa and _kv(f) not in (FP8, *BF16),
-            "sparse attention reads only bfloat16 or fp8_e4m3: KV_CACHE_DTYPE=fp8_e4m3 would run"),
+            "sparse attention reads only bfloat16 or fp8_e4m3",
+            ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": None})),
     Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) == FP8
             and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla",
-            "FP8 KV on SM120 is read only by flashinfer_sparse_mla: --dsa-decode-backend flashinfer_sparse_mla "
-            "would run"),
+            "FP8 KV on SM120 is read only by flashinfer_sparse_mla",
+            ({"--dsa-decode-backend": "flashinfer_sparse_mla"}, {"--dsa-decode-backend": None})),
     Refusal(lambda f: f.method == "modelopt_fp4" and f.values.get("moe_runner_backend") == "flashinfer_cutlass"
             and f.parallel.ep not in (1, f.parallel.tp),
-            "flashinfer_cutlass takes EP=1 or EP=TP: EP=1 would run"),
+            "flashinfer_cutlass takes EP=1 or EP=TP", ({"ep": 1},)),
 )  # fmt: skip
 
 CAUTIONS = (
@@ -169,7 +172,7 @@ class Kernels:
     """The resolved kernel rules: flags for the command line and what speaks against the combination."""
 
     flags: dict[str, Any]
-    reasons: tuple[str, ...]
+    reasons: tuple[Problem, ...]
     warnings: tuple[str, ...]
 
 
@@ -201,6 +204,6 @@ def resolve(
             flags["--" + name.replace("_", "-")] = value
     return Kernels(
         flags,
-        tuple(r.reason for r in REFUSALS if r.applies(found)),
+        tuple(Problem(r.reason, r.fixes) for r in REFUSALS if r.applies(found)),
         tuple(r.reason for r in CAUTIONS if r.applies(found)),
     )

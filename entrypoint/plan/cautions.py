@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
 from . import solve
+from .problem import Problem
 from .wish import Wishes
 
 # Flags that move memory in ways that no term here follows.
@@ -34,22 +35,23 @@ def unaccounted(wishes: Wishes) -> list[str]:
     ]
 
 
-def pages(case: solve.Case, chunk: int) -> str | None:
+def pages(case: solve.Case, chunk: int) -> Problem | None:
     """The scheduler cuts prompts at page borders."""
     if chunk <= 0 or chunk % case.page == 0:
         return None
     fit = max(case.page, chunk // case.page * case.page)
     name = "CHUNKED_PREFILL_SIZE"
-    return f"{name}={chunk} is not a multiple of the page size {case.page}: {name}={fit} would fit"
+    text = f"{name}={chunk} is not a multiple of the page size {case.page}"
+    return Problem(text, ({"chunked_prefill_size": fit}, {"chunked_prefill_size": None}))
 
 
-def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> str | None:
+def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Problem | None:
     if not draft:
         return None
     has = any(
         f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
     )
-    return None if has else "SPECULATIVE=mtp, and the checkpoint has no MTP layer: SPECULATIVE=off would fit"
+    return None if has else Problem("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
 
 
 def cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes: Wishes, case: solve.Case) -> list[str]:

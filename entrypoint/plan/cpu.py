@@ -9,6 +9,7 @@ from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
 from .parts import Choices, model_document, parallel_document, refusal_for_context
 from .plan import Plan
+from .problem import Problem
 from .wish import Wishes
 
 DEFAULT_REQUESTS = 8
@@ -21,8 +22,9 @@ UNKNOWN_HOST_TOKENS = 65536
 RUNS_ON_CPU = ENCODERS | {"GPT2LMHeadModel"}
 
 
-def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
-    """A plan without GPUs. Never raises for a model; an impossible wish gives ``feasible`` False."""
+def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[Plan, list[Problem]]:
+    """A plan without GPUs, and why it cannot be. Never raises for a model; an impossible wish gives
+    ``feasible`` False."""
     embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
     encoder = checkpoint.architecture in ENCODERS
     derived = derived_context(checkpoint.config)
@@ -81,11 +83,10 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
     reasons = [r for r in (refusal_for_context(wishes, context, derived),) if r]
     for name in ("tp", "pp"):
         if choices.value(name) != 1:
-            reasons.append(
-                f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU; {name.upper()}=1 would fit"
-            )
+            text = f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU"
+            reasons.append(Problem(text, ({name: 1},)))
     if tokens < 1 or requests < 1:
-        reasons.append("a pool without tokens or requests serves nothing")
+        reasons.append(Problem("a pool without tokens or requests serves nothing"))
     warnings = list(wishes.notes)
     if checkpoint.architecture not in RUNS_ON_CPU:
         warnings.append(
@@ -93,9 +94,9 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
             f"models need an "
             "operator of vllm that the lock does not contain"
         )
-    return Plan(
+    planned = Plan(
         feasible=not reasons,
-        reasons=tuple(reasons),
+        reasons=tuple(problem.text for problem in reasons),
         model=model_document(checkpoint, str(choices.wishes.value("quantization") or "")),
         gpus=(),
         parallel=parallel_document(choices, wishes),
@@ -118,6 +119,7 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
         decisions=choices.decisions(),
         warnings=tuple(warnings),
     )
+    return planned, reasons
 
 
 def _bytes_per_token(checkpoint: Checkpoint) -> int:

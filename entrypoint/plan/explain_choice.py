@@ -1,13 +1,11 @@
-"""Why each memory setting is what it is, what it costs, and the smallest change that would fit."""
+"""Why each memory setting is what it is, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from ..hardware import Inventory
-from ..units import MIB, format_bytes
-from . import layout, memory, solve
+from ..units import format_bytes
+from . import memory, solve
 from .parts import Choices
 from .wish import Wishes
 
@@ -64,37 +62,3 @@ def _chunk_cost(case: solve.Case, result: solve.Result, usual: int) -> str:
         f"costs long prompts twice as many prefill steps as {8192}, which would hold {other.tokens} KV tokens "
         f"({lost:.1f}% fewer, {equal} at equal chunk)"
     )
-
-
-def smallest_change(case: solve.Case, result: solve.Result, wishes: Wishes, inventory: Inventory) -> tuple[str, ...]:
-    """The first settings, one at a time, with which the same case would fit."""
-    found = []
-    for text, other in _alternatives(case, wishes, inventory):
-        tried = solve.solve(other)
-        wanted = min(other.load.context, 8192) if "context_length" not in wishes.fixed else other.load.context
-        if tried.fits and tried.tokens >= wanted:
-            found.append(text)
-        # A second way out is worth saying, a second larger TP is not.
-        if len(found) == 2 or (text.startswith("TP=") and found):
-            break
-    return (f"{'; or '.join(found)} would fit",) if found else ()
-
-
-def _alternatives(case: solve.Case, wishes: Wishes, inventory: Inventory) -> Iterator[tuple[str, solve.Case]]:
-    if case.load.chunk > 1024 and "chunked_prefill_size" in wishes.fixed:
-        for chunk in (4096, 2048, 1024):
-            if chunk < case.load.chunk:
-                yield f"CHUNKED_PREFILL_SIZE={chunk}", solve.with_chunk(case, chunk)
-    if not case.kv_dtype.startswith("fp8") and case.sm >= 89 and not case.g.sliding_layers:
-        yield "KV_CACHE_DTYPE=fp8_e4m3", replace(case, kv_dtype="fp8_e4m3")
-    if case.fraction is not None:
-        yield "MEM_FRACTION_STATIC=auto", replace(case, fraction=None)
-    if case.margin > MIB * 256:
-        yield "MEMORY_MARGIN=256MiB", replace(case, margin=MIB * 256)
-    for tp in range(case.parallel.tp + 1, 65):
-        if layout.divides(case.g, tp) and tp % case.parallel.tp == 0:
-            gpus = tuple(case.gpus[0] for _ in range(tp * case.parallel.pp))
-            here = "" if tp * case.parallel.pp <= len(inventory.gpus) else f" on {tp * case.parallel.pp} GPUs"
-            parallel = replace(case.parallel, tp=tp)
-            shares = solve.shares(case.checkpoint, case.g, parallel, case.sm, draft=case.draft)
-            yield f"TP={tp}{here}", replace(case, parallel=parallel, gpus=gpus, shares=shares)

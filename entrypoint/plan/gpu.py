@@ -22,6 +22,7 @@ from .context import ENCODERS, derived_context, is_embedding
 from .memory import Load
 from .parts import Choices, model_document, parallel_document, refusal_for_context
 from .plan import Learned, Plan
+from .problem import Problem
 from .sharding import Parallel
 from .wish import Wishes
 
@@ -36,8 +37,10 @@ DRAFT_TOKENS, DRAFT_STEPS = 4, 3
 DRAFT_REQUESTS = 48  # speculative_hook.py: the engine's own limit when none is given
 
 
-def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None) -> Plan:
-    """A plan for the inventory's GPUs. Never raises for a model that it does not know."""
+def make(
+    wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None
+) -> tuple[Plan, list[Problem]]:
+    """A plan for the inventory's GPUs, and why it cannot be. Never raises for a model that it does not know."""
     g = checkpoint_geometry.of(checkpoint.config, checkpoint.architecture)
     choices = Choices(wishes)
     warnings = [*wishes.notes, *cautions.unaccounted(wishes)]
@@ -74,16 +77,15 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: 
             kernels,
             case,
             None,
-            reasons or ["the box has no GPU: DEVICE=cpu"],
+            reasons or [Problem("the box has no GPU", ({"device": "cpu"},))],
             warnings,
             embedding,
             derived,
         )
-    case, result = _fit(choices, wishes, case, sm)
+    case, result = _fit(choices, wishes, case, derived)
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
     warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
-    advice = explain_choice.smallest_change(case, result, wishes, inventory) if result.reasons else ()
-    reasons += [*result.reasons, *advice]
+    reasons += result.reasons
     return _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
 
 
@@ -182,7 +184,7 @@ def _float(value: Any, default: float) -> float:
         return default
 
 
-def _fit(choices: Choices, wishes: Wishes, case: solve.Case, sm: int) -> tuple[solve.Case, solve.Result]:
+def _fit(choices: Choices, wishes: Wishes, case: solve.Case, derived: int) -> tuple[solve.Case, solve.Result]:
     """Chunk, then what the pool can hold: requests, graphs, context."""
     wanted = min(case.load.context, 8192) if "context_length" not in wishes.fixed else case.load.context
     wanted = -(-wanted // case.page) * case.page
@@ -201,9 +203,9 @@ def _fit(choices: Choices, wishes: Wishes, case: solve.Case, sm: int) -> tuple[s
     tokens = result.tokens
     if result.fits and tokens < wanted and "context_length" in wishes.fixed:
         largest = max(0, tokens // 1024 * 1024)
-        fits = f": CONTEXT_LENGTH={largest} would fit" if largest else ""
-        short = f"CONTEXT_LENGTH={case.load.context} needs {wanted} KV tokens, the pool holds {tokens}{fits}"
-        result = replace(result, reasons=(short,))
+        fixes = tuple({"context_length": size} for size in (largest, min(largest, derived)) if size)
+        short = f"CONTEXT_LENGTH={case.load.context} needs {wanted} KV tokens, the pool holds {tokens}"
+        result = replace(result, reasons=(Problem(short, fixes),))
     load = case.load
     if tokens > 0:
         if "context_length" not in wishes.fixed and tokens < load.context:
@@ -240,11 +242,11 @@ def _plan(
     kernels: Kernels,
     case: solve.Case,
     result: solve.Result | None,
-    reasons: list[str],
+    reasons: list[Problem],
     warnings: list[str],
     embedding: bool,
     derived: int,
-) -> Plan:
+) -> tuple[Plan, list[Problem]]:
     """Values, flags and account as the plan document has them."""
     load = case.load
     tokens = result.tokens if result and result.tokens > 0 else None
@@ -299,9 +301,9 @@ def _plan(
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
     command.merge(wishes.flags, wishes.given)
     feasible = not reasons
-    return Plan(
+    planned = Plan(
         feasible=feasible,
-        reasons=tuple(reasons),
+        reasons=tuple(problem.text for problem in reasons),
         model=model_document(checkpoint, str(choices.value("quantization") or method(checkpoint.quantization))),
         gpus=tuple(
             {"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes}
@@ -327,3 +329,4 @@ def _plan(
         decisions=choices.decisions(),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+    return planned, reasons

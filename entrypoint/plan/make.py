@@ -10,8 +10,9 @@ from ..checkpoint_geometry import lacks
 from ..errors import config_rejected
 from ..hardware import Inventory
 from ..settings import Loaded
-from . import cpu, gpu, wish
+from . import advice, cpu, gpu, wish
 from .plan import Change, Learned, Plan
+from .problem import Problem
 
 
 def make(
@@ -27,6 +28,24 @@ def make(
     Raises Stop (78) for settings that make no sense; a plan that cannot fit is returned with ``feasible``
     False, its reasons, and the smallest change that would fit.
     """
+    plan, problems = _once(loaded, inventory, checkpoint, learned, changes)
+    if plan.feasible:
+        return plan
+
+    def retry(other: Loaded, box: Inventory) -> Plan:
+        return _once(other, box, checkpoint, learned, changes)[0]
+
+    return replace(plan, reasons=advice.Advisor(plan, loaded, inventory, retry).reasons(problems))
+
+
+def _once(
+    loaded: Loaded,
+    inventory: Inventory,
+    checkpoint: Checkpoint,
+    learned: Learned | None,
+    changes: tuple[Change, ...],
+) -> tuple[Plan, list[Problem]]:
+    """A plan without advice, and why it cannot be."""
     wishes = wish.gather(loaded, learned, changes)
     checkpoint = _overridden(wishes, checkpoint)
     device = wishes.value("device", "cuda" if inventory.gpus else "cpu")

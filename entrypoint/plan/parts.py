@@ -7,6 +7,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..settings import PREFIX
 from .plan import Decision
+from .problem import Problem
 from .wish import Wishes
 
 
@@ -60,10 +61,11 @@ def parallel_document(choices: Choices, wishes: Wishes) -> dict[str, int]:
     }
 
 
-def refusal_for_context(wishes: Wishes, context: int, derived: int) -> str | None:
+def refusal_for_context(wishes: Wishes, context: int, derived: int) -> Problem | None:
     """sglang refuses a context longer than the model's unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set."""
     if context <= derived or wishes.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") in ("1", "true"):
         return None
-    return (
-        f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}: CONTEXT_LENGTH={derived} would fit"
+    return Problem(
+        f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}",
+        ({"context_length": derived}, {"context_length": None}),
     )

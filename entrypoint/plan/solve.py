@@ -13,6 +13,7 @@ from ..units import format_bytes
 from . import kv, memory, residents, sharding
 from .memory import Load
 from .plan import Account
+from .problem import Problem
 from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
@@ -78,7 +79,7 @@ class Result:
     tokens: int
     cell: float
     accounts: tuple[Account, ...]
-    reasons: tuple[str, ...]
+    reasons: tuple[Problem, ...]
     warnings: tuple[str, ...]
     short: int
     unmatched: tuple[str, ...]
@@ -259,23 +260,25 @@ def _verdict(
     recommended: float,
     short: int,
     accounts: tuple[Account, ...],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    reasons: list[str] = []
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    reasons: list[Problem] = []
     warnings: list[str] = []
     pre, heaviest = min(pres), max(size for size, _, _ in held)
     if pre < 0.9 * max(pres):
         # model_runner: _check_tp_memory_balance
-        reasons.append(
-            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}: the engine refuses more "
-            f"than a "
-            "tenth of difference; free the fullest GPU"
+        text = (
+            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}; the engine refuses more than "
+            "a tenth of difference"
         )
+        if len({gpu.total_bytes for gpu in case.gpus}) == 1:
+            text += ": free the fullest GPU"
+        reasons.append(Problem(text))
     peak = next((a for a, gpu in zip(accounts, case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes), None)
     if heaviest >= pre or peak is not None:
         what = f"weights need {format_bytes(heaviest)} per GPU"
         if peak is not None and heaviest < pre:
             what += f" and {format_bytes(peak.load_peak_bytes - peak.baseline_bytes)} while they load"
-        reasons.append(f"{what}, {format_bytes(pre)} can be had")
+        reasons.append(Problem(f"{what}, {format_bytes(pre)} can be had"))
     elif case.fraction is not None:
         least = max(
             need(case, case.reserve, pre * (1 - fraction)),
@@ -283,12 +286,15 @@ def _verdict(
             + case.margin,
         )
         slack = pre * (1 - fraction)
-        if least > slack:
-            reasons.append(
-                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, "
-                f"workspaces and the "
-                f"margin, which need {format_bytes(least)}: MEM_FRACTION_STATIC={recommended:.3f} would fit"
+        # What the plan itself would choose is never refused: there the engine's reserve is a share of what is free.
+        if least > slack and fraction > recommended:
+            text = (
+                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces "
+                f"and the margin, which need {format_bytes(least)}"
             )
+            better = round(recommended, 3)
+            number = ({"mem_fraction_static": better},) if 0 < better < 1 else ()
+            reasons.append(Problem(text, (*number, {"mem_fraction_static": None})))
         elif fraction > recommended:
             warnings.append(
                 f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these "
@@ -296,11 +302,15 @@ def _verdict(
                 f"{recommended:.3f} is what the plan would choose"
             )
     if not reasons and tokens < 1:
+        outside = accounts[0].graph_bytes + accounts[0].activation_bytes + accounts[0].runtime_bytes + case.margin
         reasons.append(
-            f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of {format_bytes(pre)}"
+            Problem(
+                f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of "
+                f"{format_bytes(pre)}; {format_bytes(outside)} go to graphs, activations, tables and the margin"
+            )
         )
     if not reasons and short > 0:
-        reasons.append(f"the account is {format_bytes(short)} short per GPU")
+        reasons.append(Problem(f"the account is {format_bytes(short)} short per GPU"))
     return tuple(reasons), tuple(warnings)
 
 

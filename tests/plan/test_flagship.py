@@ -50,11 +50,11 @@ def test_the_seed_failure_is_refused_with_the_number_that_works() -> None:
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        ({"TP": 4}, ["weights need", "TP=8"]),
+        ({"TP": 4}, ["weights need", "TP=8 would fit"]),
         ({"TP": 16}, ["TP=16", "16 GPUs", "TP=8 would fit"]),
-        ({"TP": 3}, ["TP=3", "TP=2 would fit"]),
+        ({"TP": 3}, ["TP=3", "TP=8 would fit"]),
         ({"EP": 3}, ["EP=3", "EP=1 would fit"]),
-        ({"EP": 2}, ["EP=1 would run"]),
+        ({"EP": 2}, ["EP=1 would fit"]),
         ({"CONTEXT_LENGTH": 300_000}, ["CONTEXT_LENGTH=202752 would fit"]),
         ({"KV_CACHE_DTYPE": "fp8_e5m2"}, ["KV_CACHE_DTYPE=fp8_e4m3"]),
         ({"MOE_RUNNER_BACKEND": "flashinfer_trtllm"}, ["flashinfer_cutlass"]),

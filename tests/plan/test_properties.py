@@ -84,8 +84,10 @@ def test_what_a_person_set_survives(model: str, wishes: dict[str, Any]) -> None:
 @FEW
 @given(
     st.dictionaries(
-        st.sampled_from([*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling", "text_config"]),
-        st.one_of(st.none(), st.integers(-3, 500_000), st.just(10**400), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling",
+                         "text_config"]),
+        st.one_of(st.none(), st.integers(-3, 500_000), st.just(10**400), st.text(max_size=5),
+                  st.lists(st.integers(0, 3), max_size=3),
                   st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)),
         max_size=6,
     ),

@@ -1,0 +1,88 @@
+"""What a refusal says would fit is planned here once more, as a person would set it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from planned import make, rtx
+
+from entrypoint import plan
+
+
+def followed(model: str, wishes: dict[str, Any]) -> tuple[plan.Plan, list[plan.Plan]]:
+    """The refused plan, and one for each change that it names."""
+    refused = make(model, rtx(), **wishes)
+    assert not refused.feasible
+    plans = []
+    for reason in refused.reasons:
+        if not reason.endswith(" would fit"):
+            continue
+        for change in reason.removesuffix(" would fit").rpartition(": ")[2].split("; or "):
+            given = dict(wishes)
+            for one in change.split(" with "):
+                if one.startswith("removing "):
+                    given.pop("ENGINE_ARGS")
+                elif one.startswith("--"):
+                    given["ENGINE_ARGS"] = one.removesuffix(" in ENGINE_ARGS")
+                else:
+                    name, _, value = one.partition("=")
+                    given[name] = value
+            plans.append(make(model, rtx(), **given))
+    return refused, plans
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"TP": 3},
+        {"TP": 5},
+        {"TP": 4},
+        {"TP": 16},
+        {"PP": 100},
+        {"TP": 8, "PP": 2},
+        {"CONTEXT_LENGTH": 10_000_000},
+        {"CONTEXT_LENGTH": 10_000_000, "TP": 3, "MEM_FRACTION_STATIC": 0.97},
+        {"EP": 3, "KV_CACHE_DTYPE": "fp8_e5m2"},
+        {"MAX_RUNNING_REQUESTS": 100_000},
+        {"CUDA_GRAPH_MAX_BS": 100_000},
+        {"MAX_RUNNING_REQUESTS": 100_000, "CUDA_GRAPH_MAX_BS": 100_000},
+        {"CHUNKED_PREFILL_SIZE": 1 << 20},
+        {"MEM_FRACTION_STATIC": 0.5},
+        {"MEM_FRACTION_STATIC": 0.97, "CHUNKED_PREFILL_SIZE": 16384},
+        {"MEMORY_MARGIN": "60GiB"},
+        {"ENGINE_ARGS": "--mem-fraction-static 0.5"},
+        {"ENGINE_ARGS": "--mem-fraction-static 0.95"},
+        {"ENGINE_ARGS": "--dsa-decode-backend trtllm"},
+        {"ENGINE_ARGS": "--tp-size 3"},
+    ],
+    ids=str,
+)
+def test_what_is_said_to_fit_does(wishes: dict[str, Any]) -> None:
+    refused, plans = followed("glm-5-nvfp4", wishes)
+    assert plans, refused.reasons
+    assert all(planned.feasible for planned in plans), refused.reasons
+
+
+@pytest.mark.parametrize("name", ["MAX_RUNNING_REQUESTS", "CUDA_GRAPH_MAX_BS"])
+def test_the_setting_that_ate_the_memory_is_named_with_what_it_takes(name: str) -> None:
+    reasons = make("glm-5-nvfp4", rtx(), **{name: 100_000}).reasons
+    assert re.search(rf"{name}=100000 takes [0-9.]+ GiB more per GPU: {name}=\d+ would fit", reasons[-1]), reasons
+
+
+def test_a_fraction_given_in_engine_args_is_to_be_removed_there() -> None:
+    reasons = make("glm-5-nvfp4", rtx(), ENGINE_ARGS="--mem-fraction-static 0.5").reasons
+    assert "removing --mem-fraction-static from ENGINE_ARGS would fit" in reasons[-1]
+
+
+@pytest.mark.parametrize("chunk", [2048, 8192, 16384])
+def test_what_the_plan_would_choose_itself_is_taken_when_a_person_says_it(chunk: int) -> None:
+    computed = make("glm-5-nvfp4", rtx(), CHUNKED_PREFILL_SIZE=chunk)
+    said = make("glm-5-nvfp4", rtx(), CHUNKED_PREFILL_SIZE=chunk, MEM_FRACTION_STATIC=computed.mem_fraction_static)
+    assert computed.feasible and said.feasible, said.reasons
+
+
+def test_no_change_is_named_when_none_is_enough() -> None:
+    refused = make("glm-5-nvfp4", rtx(2))
+    assert not refused.feasible and all("would fit" not in r or "on 8 GPUs" in r for r in refused.reasons)
