@@ -12,6 +12,7 @@ from ..hardware import Inventory
 from ..settings import Loaded
 from ..units import GIB, MIB, format_bytes
 from . import flags as flag_table
+from .cautions import alone
 from .plan import Plan
 from .problem import GPUS, VISIBLE, Problem
 from .wish import FIELD_BY_DEST
@@ -85,7 +86,14 @@ class Advisor:
         for name in GREEDY:
             if name in self._fixed and self.fits({name: None}):
                 return self._counted(name) if name in COUNTED else f"{self.words({name: None})} would fit"
-        ways = [self.words(fix) for fix in itertools.islice(filter(self.fits, self._others()), 2)]
+        ways: list[str] = []
+        for fix in self._others():
+            # A second kind of change is worth saying, a second size of the same is not.
+            words = self.words(fix)
+            if words.partition("=")[0] not in {way.partition("=")[0] for way in ways} and self.fits(fix):
+                ways.append(words)
+            if len(ways) == 2:
+                break
         if ways:
             return f"{'; or '.join(ways)} would fit"
         greedy: Fix = {name: None for name in GREEDY if name in self._fixed}
@@ -114,8 +122,7 @@ class Advisor:
         if not str(self.plan.kv_cache_dtype).startswith("fp8"):
             yield {"kv_cache_dtype": "fp8_e4m3"}
         margin = self._fixed.get("memory_margin", GIB)
-        sizes = ({"memory_margin": size} for size in (GIB, 256 * MIB) if size < margin)
-        yield from itertools.islice(filter(self.fits, sizes), 1)
+        yield from ({"memory_margin": size} for size in (GIB, 256 * MIB) if size < margin)
         yield from self._layouts()
 
     def _layouts(self) -> Iterator[Fix]:
@@ -124,7 +131,7 @@ class Advisor:
         yield from ({"tp": tp} for tp in range(1, here + 1) if tp > now)
         if self.plan.parallel.get("pp", 1) > 1:
             yield {"pp": 1, "tp": None}
-        yield from alone(self.inventory)
+        yield from alone(self.inventory.gpus)
 
     def _elsewhere(self) -> Iterator[Fix]:
         """More GPUs of the same kind."""
@@ -181,15 +188,6 @@ class Advisor:
         sources = {**self.loaded.sources, **dict.fromkeys(update, "environment")}
         settings = self.loaded.settings.model_copy(update={**update, "engine_args": shlex.join(words)})
         return replace(self.loaded, settings=settings, sources=sources), box
-
-
-def alone(inventory: Inventory) -> tuple[Fix, ...]:
-    """The GPUs of a mixed box that are alike, the largest kind first."""
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for gpu in inventory.gpus:
-        kinds.setdefault((gpu.free_bytes // (4 * GIB), gpu.sm), []).append(gpu.index)
-    ranked = sorted(kinds.items(), key=lambda kind: -kind[0][0] * len(kind[1]))
-    return tuple({VISIBLE: tuple(indices), "tp": None} for _, indices in ranked) if len(kinds) > 1 else ()
 
 
 def _outside(plan: Plan) -> int:

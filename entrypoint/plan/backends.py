@@ -75,7 +75,7 @@ RULES = (
     Rule("kv_cache_dtype", FP8, _calibrated_fp8,
          "the checkpoint was calibrated for an FP8 cache"),
     Rule("kv_cache_dtype", "auto", lambda f: True, "the model's own dtype"),
-    Rule("attention_backend", "dsa", _dsa, "the engine forces it for sparse attention models"),
+    Rule("attention_backend", "dsa", _dsa, "sparse attention models run on it"),
     Rule("attention_backend", "triton", lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
          "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it"),
     Rule("attention_backend", "flashinfer", lambda f: f.sm120, "FA3 and TRT-LLM attention have no SM120 kernel"),

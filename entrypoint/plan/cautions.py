@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
+from ..hardware import Gpu
+from ..units import GIB
 from . import solve
-from .problem import Problem
+from .kernel_limits import OLDEST
+from .problem import VISIBLE, Problem
 from .wish import Wishes
 
 # Flags that move memory in ways that no term here follows.
@@ -43,6 +48,40 @@ def pages(case: solve.Case, chunk: int) -> Problem | None:
     name = "CHUNKED_PREFILL_SIZE"
     text = f"{name}={chunk} is not a multiple of the page size {case.page}"
     return Problem(text, ({"chunked_prefill_size": fit}, {"chunked_prefill_size": None}))
+
+
+def page(wishes: Wishes, page: int) -> list[str]:
+    asked = wishes.engine_arg("page_size")
+    if asked is None or str(asked) == str(page):
+        return []
+    return [f"--page-size {asked} in ENGINE_ARGS: the engine takes {page} with this attention backend, and so does the "
+            "account"]  # fmt: skip
+
+
+def old(gpus: tuple[Gpu, ...]) -> Problem | None:
+    """GPUs that no kernel of the engine is built for."""
+    found = [gpu for gpu in gpus if gpu.sm < OLDEST]
+    if not found:
+        return None
+    names = ", ".join(f"GPU {gpu.index} ({gpu.name}, SM {gpu.sm})" for gpu in found[:3])
+    return Problem(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
+
+
+def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
+    kinds = sorted({f"{gpu.name} (SM {gpu.sm})" for gpu in gpus})
+    if len({gpu.sm for gpu in gpus}) < 2:
+        return []
+    return [f"GPUs of different architectures work on one model: {', '.join(kinds)}; kernels are chosen for the "
+            "oldest, and the engine was not seen to run so"]  # fmt: skip
+
+
+def alone(gpus: tuple[Gpu, ...]) -> tuple[dict[str, Any], ...]:
+    """The GPUs of a mixed box that are alike, by themselves, those with most memory first."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for gpu in gpus:
+        kinds.setdefault((gpu.free_bytes // (4 * GIB), gpu.sm), []).append(gpu.index)
+    ranked = sorted(kinds.items(), key=lambda kind: -kind[0][0] * len(kind[1]))
+    return tuple({VISIBLE: tuple(indices), "tp": None} for _, indices in ranked) if len(kinds) > 1 else ()
 
 
 def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Problem | None:

@@ -13,6 +13,7 @@ from .problem import Problem
 from .wish import Wishes
 
 DEFAULT_REQUESTS = 8
+CPU_ATTENTION = ("torch_native", "intel_amx", "flex_attention", "triton")
 DEFAULT_FRACTION = 0.3
 # Without a limit sglang gives the pool most of the host: 15 GB for a 23 MB model.
 POOL_SHARE = 8
@@ -85,6 +86,9 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
         if choices.value(name) != 1:
             text = f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU"
             reasons.append(Problem(text, ({name: 1},)))
+    if backend not in CPU_ATTENTION:
+        text = f"ATTENTION_BACKEND={backend} has no kernels for the CPU"
+        reasons.append(Problem(text, ({"attention_backend": None},)))
     if tokens < 1 or requests < 1:
         reasons.append(Problem("a pool without tokens or requests serves nothing"))
     warnings = list(wishes.notes)

@@ -15,7 +15,7 @@ from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
-from . import backends, cautions, explain_choice, kv, layout, solve
+from . import backends, cautions, explain_choice, kernel_limits, kv, layout, solve
 from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
@@ -64,6 +64,8 @@ def make(
         for r in (
             refusal_for_context(wishes, case.load.context, derived),
             *kernels.reasons,
+            *kernel_limits.refusals(wishes, g, sm),
+            cautions.old(gpus),
             cautions.pages(case, int(wishes.value("chunked_prefill_size", 0))),
             cautions.draft(draft, checkpoint, g),
         )
@@ -84,6 +86,7 @@ def make(
         )
     case, result = _fit(choices, wishes, case, derived)
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
+    warnings += [*kernel_limits.cautions(wishes, g, sm), *cautions.mixed(gpus), *cautions.page(wishes, case.page)]
     warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
     reasons += result.reasons
     return _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
@@ -146,7 +149,8 @@ def _case(
         wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend")
         for side in ("prefill", "decode")
     ]
-    page = wishes.engine_arg("page_size")
+    page = int(_float(wishes.engine_arg("page_size"), 1))
+    attention = "dsa" if g.dsa else str(choices.value("attention_backend"))
     ratios = {
         name: _float(wishes.engine_arg(name), default)
         for name, default in (("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))
@@ -161,7 +165,7 @@ def _case(
         sm,
         str(choices.value("kv_cache_dtype")),
         "trtllm" in dsa or dsa == ["tilelang", "tilelang"],
-        64 if g.dsa else int(_float(page, 1)),
+        kernel_limits.page_size(attention, page),
         not (encoder or wishes.engine_arg("disable_radix_cache")),
         load,
         load,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planned import make, rtx
+from planned import GIB, h200, make, rtx
 
 from entrypoint import plan
 from entrypoint.errors import Stop
@@ -78,3 +78,60 @@ def test_cards_of_impossible_sizes_end_in_a_plan(total: int) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"num_hidden_layers": null}'])
 def test_overrides_that_leave_no_model_are_refused(text: str) -> None:
     refused(ENGINE_ARGS=f"--json-model-override-args '{text}'")
+
+
+@pytest.mark.parametrize(
+    ("model", "sm120", "wishes", "refused"),
+    [
+        ("llama-8b", True, {"ATTENTION_BACKEND": "fa3"}, True),
+        ("llama-8b", False, {"ATTENTION_BACKEND": "fa3"}, False),
+        ("llama-8b", False, {"ATTENTION_BACKEND": "flashmla"}, True),
+        ("llama-8b", False, {"ATTENTION_BACKEND": "aiter"}, True),
+        ("llama-8b", True, {"ATTENTION_BACKEND": "trtllm_mha", "KV_CACHE_DTYPE": "fp8_e4m3"}, True),
+        ("llama-8b", True, {"ENGINE_ARGS": "--decode-attention-backend flashmla"}, True),
+        ("llama-8b", False, {"KV_CACHE_DTYPE": "nvfp4"}, True),
+        ("deepseek-v3-8-layers", True, {"ATTENTION_BACKEND": "flashmla"}, True),
+        ("deepseek-v3-8-layers", True, {"ATTENTION_BACKEND": "trtllm_mla"}, True),
+        ("deepseek-v3-8-layers", False, {"ATTENTION_BACKEND": "flashmla"}, False),
+        ("qwen3-30b-a3b", True, {"MOE_RUNNER_BACKEND": "flashinfer_trtllm"}, True),
+        ("qwen3-30b-a3b", True, {"MOE_RUNNER_BACKEND": "triton"}, False),
+        ("glm-5-nvfp4", True, {"FP4_GEMM_BACKEND": "flashinfer_trtllm"}, True),
+    ],
+    ids=str,
+)
+def test_a_word_without_a_kernel_on_this_gpu_is_refused(
+    model: str, sm120: bool, wishes: dict[str, object], refused: bool
+) -> None:
+    planned = make(model, rtx() if sm120 else h200(8), **wishes)
+    assert planned.feasible is not refused, planned.reasons
+    if refused:
+        assert "kernels only for" in planned.reasons[0] or "does not read" in planned.reasons[0]
+        assert planned.reasons[-1].endswith("would fit")
+
+
+def test_what_runs_otherwise_than_asked_is_said() -> None:
+    planned = make("glm-5-nvfp4", rtx(), ATTENTION_BACKEND="triton", ENGINE_ARGS="--page-size 16")
+    text = " ".join(planned.warnings)
+    assert "ATTENTION_BACKEND=triton" in text and "dsa" in text
+    assert "--page-size 16" in text and "64" in text
+    quiet = make("glm-5-nvfp4", rtx(), ATTENTION_BACKEND="dsa", ENGINE_ARGS="--page-size 64")
+    assert not any("page-size" in w or "ATTENTION_BACKEND" in w for w in quiet.warnings)
+
+
+def test_gpus_before_the_engines_kernels_are_named() -> None:
+    box = rtx(2)
+    old = replace(box, gpus=tuple(replace(gpu, sm=61, name="Tesla P40") for gpu in box.gpus))
+    planned = make("llama-8b", old)
+    assert not planned.feasible and "Tesla P40" in planned.reasons[0] and "SM 61" in planned.reasons[0]
+    one = make("llama-8b", replace(box, gpus=(old.gpus[0], box.gpus[1])))
+    assert not one.feasible and "CUDA_VISIBLE_DEVICES=1 would fit" in one.reasons[0]
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_a_mixed_box_is_told_which_gpu_is_enough(small: int) -> None:
+    box = rtx(2)
+    gpus = list(box.gpus)
+    gpus[small] = replace(gpus[small], name="small", sm=89, total_bytes=24 * GIB, free_bytes=23 * GIB)
+    planned = make("qwen3-30b-a3b", replace(box, gpus=tuple(gpus)))
+    assert not planned.feasible and planned.reasons[-1] == f"CUDA_VISIBLE_DEVICES={1 - small} would fit"
+    assert any("different architectures" in warning and "SM 89" in warning for warning in planned.warnings)
