@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 # In the order of the bar. Every part has a letter of its own, so that the bar reads without colours.
 PARTS = (
@@ -27,8 +31,45 @@ VALUES = (
 BAR = 56
 
 
-def render(document: Mapping[str, Any]) -> Any:
-    """A rich renderable of a plan document; fits 80 columns and says the same without colours."""
+# What a terminal without Unicode shows instead.
+ASCII = str.maketrans({"▏": "|", "█": "#", "▓": "=", "·": ".", "…": "~"})
+# The columns of "why": a longer setting or value gets a line of its own.
+SETTING, VALUE = 24, 16
+
+
+class _Plan:
+    """Lines without trailing blanks, in the characters that the console can show."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        parts = _parts(self._document, options.max_width)
+        for line in console.render_lines(parts, options, pad=False):
+            while line and not line[-1].text.rstrip():
+                line.pop()
+            if line:
+                line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+            for segment in line:
+                yield segment._replace(text=_encodable(segment.text, options))
+            yield Segment.line()
+
+
+def render(document: Mapping[str, Any]) -> RenderableType:
+    """A rich renderable of a plan document; fits 80 columns and says the same without colours, and in ASCII
+    where the console cannot encode more."""
+    return _Plan(document)
+
+
+def _encodable(text: str, options: ConsoleOptions) -> str:
+    if not options.ascii_only:
+        return text
+    return text.translate(ASCII).encode("ascii", "replace").decode()
+
+
+def _parts(document: Mapping[str, Any], width: int) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -37,7 +78,7 @@ def render(document: Mapping[str, Any]) -> Any:
         parts.append(Text(f"  - {reason}", style="red"))
     if document.get("per_gpu"):
         parts += ["", *_bars(document), _numbers(document["per_gpu"])]
-    parts += ["", _values(document), "", _decisions(document)]
+    parts += ["", _values(document), "", *_decisions(document, width)]
     for warning in document.get("warnings") or ():
         parts.append(Text(f"warning: {warning}", style="yellow"))
     argv = (document.get("engine") or {}).get("argv") or []
@@ -119,24 +160,29 @@ def _values(document: Mapping[str, Any]) -> Any:
     return table
 
 
-def _decisions(document: Mapping[str, Any]) -> Any:
-    from rich.table import Table
+def _decisions(document: Mapping[str, Any], width: int) -> list[Any]:
+    """Setting, value, reason in columns; a setting or value that is too long for its own stands above the reason."""
+    import textwrap
 
-    table = Table(box=None, pad_edge=False, title="why", title_justify="left")
-    table.add_column("setting", overflow="fold", max_width=24)
-    table.add_column("value", overflow="fold", max_width=16)
-    table.add_column("reason", overflow="fold")
-    for decision in document.get("decisions") or ():
-        source = decision["source"]
-        origin = "" if source in ("computed", "default") else f"[{source}] "
-        table.add_row(str(decision["setting"]), str(decision["value"]), _plain(origin + str(decision["reason"])))
-    return table
-
-
-def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)
+    lines = [Text("why", style="italic"), Text(_columns("setting", "value") + "reason", style="bold")]
+    indent = " " * (SETTING + VALUE + 2)
+    for decision in document.get("decisions") or ():
+        source, name, value = decision["source"], str(decision["setting"]), str(decision["value"])
+        reason = ("" if source in ("computed", "default") else f"[{source}] ") + str(decision["reason"])
+        first = _columns(name, value)
+        if len(name) > SETTING or len(value) > VALUE:
+            lines.append(Text(f"{name} {value}", overflow="fold"))
+            first = indent
+        room = max(20, width - len(indent))
+        wrapped = textwrap.wrap(reason, room, break_on_hyphens=False) or [""]
+        lines += [Text((first if not i else indent) + line, overflow="fold") for i, line in enumerate(wrapped)]
+    return lines
+
+
+def _columns(name: str, value: str) -> str:
+    return f"{name:<{SETTING}} {value:<{VALUE}} "
 
 
 def _command(argv: list[str]) -> str:
