@@ -34,7 +34,7 @@ BAR = 56
 # What a terminal without Unicode shows instead.
 ASCII = str.maketrans({"▏": "|", "█": "#", "▓": "=", "·": ".", "…": "~"})
 # The columns of "why": a longer setting or value gets a line of its own.
-SETTING, VALUE = 24, 16
+SETTING, VALUE = 24, 18
 
 
 class _Plan:
@@ -120,12 +120,14 @@ def _bars(document: Mapping[str, Any]) -> list[Any]:
             drawn = max(drawn, until)
         line.append(" " * (BAR - drawn) + f" {format_bytes(total)}")
         lines.append(line)
-    legend = Text("       ", overflow="fold")
+    legend = [Text(" " * 6)]
     for name, label, letter, colour in PARTS:
         if any(account.get(name) for account in document["per_gpu"]):
-            legend.append(f"{letter} ", style=colour)
-            legend.append(f"{label}  ")
-    return [*lines, legend]
+            if len(legend[-1]) + len(label) + 3 > BAR + 20:
+                legend.append(Text(" " * 6))
+            legend[-1].append(f" {letter}", style=colour)
+            legend[-1].append(f" {label}")
+    return [*lines, *legend]
 
 
 def _numbers(accounts: list[Mapping[str, Any]]) -> Any:
@@ -173,7 +175,7 @@ def _decisions(document: Mapping[str, Any], width: int) -> list[Any]:
         reason = ("" if source in ("computed", "default") else f"[{source}] ") + str(decision["reason"])
         first = _columns(name, value)
         if len(name) > SETTING or len(value) > VALUE:
-            lines.append(Text(f"{name} {value}", overflow="fold"))
+            lines.append(Text(first.rstrip(), overflow="fold"))
             first = indent
         room = max(20, width - len(indent))
         wrapped = textwrap.wrap(reason, room, break_on_hyphens=False) or [""]

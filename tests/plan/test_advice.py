@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planned import make, rtx
 
 from entrypoint import plan
@@ -86,3 +88,32 @@ def test_what_the_plan_would_choose_itself_is_taken_when_a_person_says_it(chunk:
 def test_no_change_is_named_when_none_is_enough() -> None:
     refused = make("glm-5-nvfp4", rtx(2))
     assert not refused.feasible and all("would fit" not in r or "on 8 GPUs" in r for r in refused.reasons)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(["glm-5-nvfp4", "llama-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3-8-layers"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "TP": st.integers(1, 20),
+            "PP": st.integers(1, 9),
+            "EP": st.integers(1, 9),
+            "DP_ATTENTION": st.integers(1, 9),
+            "CONTEXT_LENGTH": st.sampled_from([1, 5000, 10**6, 10**8]),
+            "MAX_RUNNING_REQUESTS": st.sampled_from([1, 300, 10**5, 10**8]),
+            "CUDA_GRAPH_MAX_BS": st.sampled_from([0, 300, 10**6]),
+            "CHUNKED_PREFILL_SIZE": st.sampled_from([-1, 100, 4096, 10**6]),
+            "MEM_FRACTION_STATIC": st.sampled_from([0.01, 0.5, 0.999]),
+            "KV_CACHE_DTYPE": st.sampled_from(["fp8_e5m2", "bfloat16", "nvfp4"]),
+            "ATTENTION_BACKEND": st.sampled_from(["fa3", "triton", "trtllm_mla"]),
+            "SPECULATIVE": st.just("mtp"),
+            "ENGINE_ARGS": st.sampled_from(["--tp-size 5", "--mem-fraction-static 0.4", "--context-length 5000000"]),
+        },
+    ),
+)
+def test_whatever_is_wished_what_is_said_to_fit_does(model: str, wishes: dict[str, Any]) -> None:
+    if make(model, rtx(), **wishes).feasible:
+        return
+    refused, plans = followed(model, wishes)
+    assert all(planned.feasible for planned in plans), refused.reasons
