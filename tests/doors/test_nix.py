@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.doors, pytest.mark.timeout(1500)]
 ENGINE_BYTES = 35 << 30
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nix() -> Iterator[Nix]:
     kept = os.environ.get("NIX_DOOR_DIR")
     work = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="relaunch-nix-", dir="/var/tmp"))
@@ -44,19 +44,19 @@ def nix() -> Iterator[Nix]:
             nix_door.stop(work)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def launcher(nix: Nix) -> Path:
     """`bin/relaunch` of the entrypoint alone."""
     return nix.build("relaunch") / "bin/relaunch"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def checked(nix: Nix) -> str:
     """The log of `nix flake check`, which builds every check."""
     return nix("flake", "check", "-L", *nix.options, nix.of(), timeout=900).stderr
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(nix: Nix) -> Path:
     """`bin/relaunch` with the engine; the environment's own import check is the last step of its build."""
     free = shutil.disk_usage(nix.work).free
