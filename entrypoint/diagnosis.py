@@ -62,6 +62,7 @@ class Diagnosis:
         # Files to fetch again; empty: whatever a full check finds; None: nothing to repair.
         self.repair: tuple[str, ...] | None = None
         self.clear_jit_cache = False
+        self.wait_for_memory = False
         self.last_post_mortem: str | None = None
         self._attempts: tuple[Attempt, ...] = ()
         self._stacks: list[str] = []
@@ -97,6 +98,7 @@ class Diagnosis:
         self.changes = tuple(merged.values())
         self.repair = decided.repair if decided.action == "repair_weights" else None
         self.clear_jit_cache = decided.clear_jit_cache
+        self.wait_for_memory = decided.wait_for == "gpu_memory"
         await asyncio.to_thread(self._write, patient, loaded, verdict, decided, now)
         self._log.warning(f"engine ended: {verdict.cause} in stage {verdict.stage}: {verdict.summary}")
         for change in decided.changes:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Free GPU memory may come back this much short of what it was and still count as back.
 MEMORY_SLACK = 512 << 20
+# Our own memory comes back in seconds; where another process holds it, the operator gets the start-up's time.
 MEMORY_PATIENCE = 120.0
 
 
@@ -67,7 +68,6 @@ class Launch:
         settings = loaded.settings
         secrets = [getattr(settings, field) for field, record in RECORDS.items() if record.secret]
         self.scrub = Scrubber((*secrets, self._environ.get("HF_TOKEN")))
-        given = flags.parse(settings.engine_args)
         if importlib.util.find_spec("sglang") is None:
             raise Stop(
                 "image_mismatch",
@@ -85,7 +85,6 @@ class Launch:
         )
         print_ = fingerprint(loaded, box, checkpoint, flags.engine_version())
         known_good = KnownGood(settings.state_dir, print_)
-        del given
         return Prepared(
             loaded=loaded,
             inventory=box,
@@ -182,7 +181,8 @@ class Launch:
     async def recover(self, prepared: Prepared, diagnosis: Diagnosis) -> Prepared:
         """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
         settings = prepared.loaded.settings
-        await self._gpu_memory_back(prepared)
+        patience = settings.startup_timeout if diagnosis.wait_for_memory else MEMORY_PATIENCE
+        await self._gpu_memory_back(prepared, patience)
         if diagnosis.repair is not None:
             from . import weights
 
@@ -205,7 +205,7 @@ class Launch:
             await asyncio.sleep(0.2)
         return prepared
 
-    async def _gpu_memory_back(self, prepared: Prepared) -> None:
+    async def _gpu_memory_back(self, prepared: Prepared, patience: float) -> None:
         from .engine import gpu_memory
 
         wanted = prepared.free_before
@@ -219,13 +219,13 @@ class Launch:
             if not short:
                 break
             now = time.monotonic()
-            if now - said > 10.0 or now - began > MEMORY_PATIENCE:
+            if now - said > 10.0 or now - began > patience:
                 said = now
                 holders = await asyncio.to_thread(gpu_memory.holders, short)
                 names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
                 self._log.warning(f"GPU {short[0]} memory is still held by {names}")
-                if now - began > MEMORY_PATIENCE:
-                    waited = format_duration(MEMORY_PATIENCE)
+                if now - began > patience:
+                    waited = format_duration(patience)
                     raise Stop(
                         "memory_unbalanced",
                         f"the memory of GPU {short} did not come back within {waited}: {names}",
