@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine"))
 
-from supervisor import Supervisor  # noqa: E402
+from supervisor import Supervisor
 
 CONFIG = {
     "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2,
@@ -86,7 +86,9 @@ def test_a_supervisor_that_is_killed_leaves_nothing_that_the_next_one_does_not_e
     assert second.leftovers() == []
 
 
-@pytest.mark.parametrize("junk", [b"\xff\xfe\n", b"[" * 200_000 + b"\n", b'{"schema": 1, "id": "x", "started_at": "y"}\n'])
+@pytest.mark.parametrize(
+    "junk", [b"\xff\xfe\n", b"[" * 200_000 + b"\n", b'{"schema": 1, "id": "x", "started_at": "y"}\n']
+)
 def test_damaged_state_is_passed_over(make: Make, tmp_path: Path, junk: bytes) -> None:
     state = tmp_path / "state"
     (state / "post-mortems").mkdir(parents=True)
@@ -167,7 +169,8 @@ def test_secrets_stand_in_no_command_line_no_state_and_no_answer(make: Make) -> 
 
 
 def test_giving_up_by_budget_is_said_in_the_history(make: Make) -> None:
-    supervisor = make({"exit_early": 1, "last_words": "nothing that anybody knows"}, MAX_RESTARTS="1", ON_GIVE_UP="hold")
+    fake = {"exit_early": 1, "last_words": "nothing that anybody knows"}
+    supervisor = make(fake, MAX_RESTARTS="1", ON_GIVE_UP="hold")
     supervisor.until(lambda: supervisor.phase() == "GAVE_UP", 60, "give up")
     rows = supervisor.history()["post_mortems"]
     assert [row["gave_up"] for row in rows] == [False, True]
