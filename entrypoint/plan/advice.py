@@ -33,6 +33,18 @@ GREEDY = (
     "max_total_tokens",
 )
 # Of these the largest power of two that fits is named, not only auto.
+# What leaves the planner free, by setting.
+BARE: Fix = {
+    "tp": None,
+    "pp": 1,
+    "ep": 1,
+    "dp_attention": 1,
+    "speculative": "off",
+    "attention_backend": None,
+    "moe_runner_backend": None,
+    "fp4_gemm_backend": None,
+    **dict.fromkeys(GREEDY),
+}
 # The largest number that is offered: no more has a use.
 COUNTED = {
     "max_running_requests": 4096,
@@ -67,8 +79,8 @@ class Advisor:
                 merged = {name: value for fix in several for name, value in fix.items()}
                 if self.fits(merged):
                     return (*texts, f"{self.words(merged)} would fit")
-        general = self._general()
-        return (*texts, general) if general else tuple(texts)
+        last = self._general() or self._bare()
+        return (*texts, last) if last else tuple(texts)
 
     def fits(self, fix: Fix) -> bool:
         planned = self.planned(fix)
@@ -101,6 +113,12 @@ class Advisor:
             if greedy and self.fits({**greedy, **layout}):
                 return f"{self.words({**greedy, **layout})} would fit"
         return next((f"{self.words(fix)} would fit" for fix in self._elsewhere() if self.fits(fix)), "")
+
+    def _bare(self) -> str:
+        """Everything that was asked for given up at once; tried even when all other tries are used."""
+        fix: Fix = {name: value for name, value in BARE.items() if name in self._fixed}
+        self._left = max(self._left, 1)
+        return f"{self.words(fix)} would fit" if fix and self.fits(fix) else ""
 
     def _counted(self, name: str) -> str:
         """``name``, which alone keeps the plan from fitting, with a number that does and what the wish takes."""

@@ -85,6 +85,12 @@ def test_what_the_plan_would_choose_itself_is_taken_when_a_person_says_it(chunk:
     assert computed.feasible and said.feasible, said.reasons
 
 
+def test_many_wrong_wishes_together_still_get_a_way_out() -> None:
+    wishes = {"CONTEXT_LENGTH": 10**8, "MEM_FRACTION_STATIC": 0.01, "ATTENTION_BACKEND": "fa3", "EP": 3, "TP": 16}
+    refused, plans = followed("llama-8b", wishes)
+    assert plans and all(planned.feasible for planned in plans), refused.reasons
+
+
 def test_no_change_is_named_when_none_is_enough() -> None:
     refused = make("glm-5-nvfp4", rtx(2))
     assert not refused.feasible and all("would fit" not in r or "on 8 GPUs" in r for r in refused.reasons)
