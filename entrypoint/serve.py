@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
@@ -208,7 +209,7 @@ class Supervisor:
             event = machine.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
         except Exception as error:
             self.log.error(f"internal error: {type(error).__name__}: {error}")
-            self.log.debug("".join(__import__("traceback").format_exception(error)))
+            self.log.debug("".join(traceback.format_exception(error)))
             event = machine.Refused("unknown", f"internal error: {error}", "please report it", 70)
         if event is not None:
             self._events.put_nowait(event)
@@ -292,11 +293,12 @@ class Supervisor:
         self._boots.write(self._boot)
         self.status.new_boot()
         self.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
-        self._follow = asyncio.create_task(run.follow())
+        self._follow = asyncio.create_task(self._watched(number, run.follow()))
         self._run_tasks = []
         self._run_task(number, self._watch_start(run))
         if number == 1:
-            await asyncio.to_thread(prewarm)
+            with contextlib.suppress(Exception):  # whatever is wrong with it shows when it is needed
+                await asyncio.to_thread(prewarm)
         return None
 
     async def _watch_start(self, run: Run) -> machine.Event:
@@ -424,7 +426,7 @@ class Supervisor:
     def _suspect(self, number: int, reason: str) -> None:
         """No balancer should send more, from this moment on."""
         if self._run is not None and self._run.number == number and self.status.phase == Phase.READY:
-            self.status.healthy, self.status.reason = False, reason
+            self.status.doomed = reason
 
     def _part_ended(self, number: int, ended: Ended) -> None:
         under_way = self._run is not None and self._run.number == number
@@ -444,7 +446,7 @@ class Supervisor:
         status = self.status
         if status.phase != state.phase.value:
             status.phase, status.phase_since = state.phase.value, time.monotonic()
-            status.healthy, status.reason = True, None
+            status.healthy, status.reason, status.doomed = True, None, None
             self._notify.phase(state.phase, state.reason if state.phase is Phase.GAVE_UP else None)
             if state.phase is Phase.PLANNING:
                 status.progress = Progress()

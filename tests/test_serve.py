@@ -68,6 +68,7 @@ def test_probes_say_no_from_the_moment_a_part_is_gone(make: Make) -> None:
     time.sleep(1.0)
     supervisor.engine("scheduler").send_signal(signal.SIGKILL)
     assert supervisor.until(lambda: not supervisor.is_ready, 5, "not ready") < 0.9
+    assert not any(supervisor.is_ready for _ in range(5)), "and go on saying it"
 
 
 def test_a_supervisor_that_is_killed_leaves_nothing_that_the_next_one_does_not_end(make: Make, tmp_path: Path) -> None:

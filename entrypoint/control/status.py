@@ -38,11 +38,13 @@ class Progress:
 
 @dataclass
 class Status:
-    """``healthy``: what the watch of a serving engine last found. ``started``: READY was reached once."""
+    """``healthy``: what the watch of a serving engine last found. ``doomed``: a process that it cannot live without is
+    gone. ``started``: READY was reached once."""
 
     phase: str = "PREPARING"
     stage: str | None = None
     healthy: bool = True
+    doomed: str | None = None
     started: bool = False
     reason: str | None = None
     next_step: str | None = None
@@ -63,7 +65,7 @@ class Status:
     @property
     def ready(self) -> bool:
         """The engine answers and the last canary was sane."""
-        return self.phase == "READY" and self.healthy
+        return self.phase == "READY" and self.healthy and self.doomed is None
 
     def age(self) -> float:
         """Seconds in the present phase."""
@@ -75,7 +77,7 @@ class Status:
         self.stages, self.readings = {}, {}
 
     def readyz(self) -> dict[str, Any]:
-        reason = self.reason
+        reason = self.doomed or self.reason
         if not self.ready and reason is None:
             reason = f"{self.phase}{f' ({self.stage})' if self.stage else ''}"
         if not self.ready and self.next_step:
