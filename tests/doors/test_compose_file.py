@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.doors, pytest.mark.timeout(600)]
 # Fixed by the image: where things are inside it, and what the published ports lead to.
 FIXED = {"HOST", "PORT", "CONTROL_HOST", "CONTROL_PORT", "STATE_DIR", "CACHE_DIR", "ON_GIVE_UP"}
 # Given as files, never as values.
-SECRET = {"API_KEY", "CONTROL_TOKEN"}
+SECRET = {"API_KEY", "ADMIN_API_KEY", "CONTROL_TOKEN"}
 
 
 @pytest.fixture(scope="module")
