@@ -158,7 +158,7 @@ def test_a_real_boot_a_crash_and_a_recovery(browser: webdriver.Browser, tmp_path
         assert "restarts 1" in browser.text("#facts")
         assert "the last one (grey) took" in browser.text("#compared")
         own = [row for row in browser.log() if f":{ports[1]}/" in row["message"]]  # not the page before
-            assert own == []
+        assert own == []
         if folder := os.environ.get("SCREENSHOTS"):
             browser.screenshot(Path(folder) / "recovered.png")
     finally:
