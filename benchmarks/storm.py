@@ -97,10 +97,11 @@ class Storm:
             sup.until(
                 lambda: text in sup.log[offset:].partition("engine started")[2] or text == "engine started", 240, phase
             )
-        elif phase == "recovering":
+        old = {p.pid: p.create_time() for p in self.tree()}
+        if phase == "recovering":
+            # The second blow falls on what is left of the old engine, or on the new one: both must do no harm.
             self.strike("scheduler", signal.SIGKILL)
             time.sleep(draw.uniform(0.5, 1.5))
-        old = {p.pid: p.create_time() for p in self.tree()}
         patience = time.monotonic() + 3.0  # a victim that is not born yet
         while not (struck := self.strike(victim, sig)) and time.monotonic() < patience:
             time.sleep(0.05)
