@@ -152,10 +152,14 @@ _FATAL = re.compile(
 )
 
 
+_REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:")
+
+
 def is_configuration(text: str) -> bool:
-    """Whether a line only says how the engine was configured: what is named there is no evidence."""
+    """Whether a line only says how the engine was configured, or what a client asked for (`--log-requests`): what is
+    named there is no evidence, and prompts never become part of it."""
     starts = text.startswith(("server_args=", "ServerArgs(", "Namespace(", "Command: ", "+ "))
-    return starts or "server_args=" in text[:120]
+    return starts or "server_args=" in text[:120] or _REQUEST.search(text[:160]) is not None
 
 
 def mark_of(text: str) -> tuple[str, str] | None:

@@ -95,8 +95,10 @@ def _index(
         document = json.loads((root / path).read_bytes())
         wanted: dict[str, set[str]] = {}
         for tensor, shard in document["weight_map"].items():
+            if not isinstance(shard, str):
+                raise TypeError("a shard's name is text")
             wanted.setdefault(f"{folder}/{shard}" if folder else shard, set()).add(tensor)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         states[path] = _bad(entry, "damaged", "is not an index of weights")
         return
     for shard, names in wanted.items():
