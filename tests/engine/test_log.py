@@ -178,9 +178,9 @@ def test_what_a_client_asked_for_is_no_evidence() -> None:
 
     lines = [
         "[2026-11-29 16:41:08] The server is fired up and ready to roll!",
-        "[2026-11-29 16:41:09] Receive: obj=GenerateReqInput(text='why do I get torch.OutOfMemoryError: CUDA out of memory')",
+        "[2026-11-29 16:41:09] Receive: obj=GenerateReqInput(text='why torch.OutOfMemoryError: CUDA out of memory')",
         "[2026-11-29 16:41:10] Decode batch, #running-req: 1, #token: 20, token usage: 0.00, cuda graph: True",
     ]
     verdict = classify(lines)
     assert verdict.cause == "none"
-    assert "why do I" not in str(verdict.document())
+    assert "why torch" not in str(verdict.document())
