@@ -59,7 +59,7 @@ def _one(root: Path, entry: Entry, tensors: dict[str, set[str]]) -> FileState:
             json.loads(path.read_bytes())
     except headers.BadFile as error:
         reason = str(error)
-    except ValueError:
+    except (ValueError, RecursionError):
         reason = "is empty" if size == 0 else "is not valid JSON"
     except OSError as error:
         return _bad(entry, "damaged", f"cannot be read: {error.strerror}", size)
