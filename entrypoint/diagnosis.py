@@ -35,13 +35,12 @@ LINE_CHARS = 2000
 
 @dataclass(frozen=True)
 class Patient:
-    """One run that ended. ``started``: READY had been reached in this supervisor's life."""
+    """One run that ended."""
 
     run: Run
     prepared: Prepared
     boot: Boot
     alarm: Alarm | None
-    started: bool
 
 
 def prewarm() -> None:

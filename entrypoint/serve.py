@@ -378,7 +378,7 @@ class Supervisor:
 
     async def _diagnose(self) -> machine.Event:
         assert self._run is not None and self._prepared is not None and self._boot is not None
-        patient = Patient(self._run, self._prepared, self._boot, self._alarm, self.status.started)
+        patient = Patient(self._run, self._prepared, self._boot, self._alarm)
         found = await self._diagnosis.examine(patient, self.loaded)
         self.status.restarts[found.cause] = self.status.restarts.get(found.cause, 0) + (1 if found.retry else 0)
         self._boot.post_mortem = self._diagnosis.last_post_mortem

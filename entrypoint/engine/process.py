@@ -60,7 +60,6 @@ class Engine:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, run_id: str) -> None:
         self.run_id = run_id
         self.argv = tuple(argv)
-        self.spawned_at = time.monotonic()
         self._shm = ShmLedger(record=cwd / "shm.json")
         self._process = subprocess.Popen(
             argv,
@@ -264,7 +263,7 @@ class Engine:
         self._process.poll()
         while self.reap() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        self.removed_shm = self._shm.remove()
+        self._shm.remove()
         return left
 
     def reap(self) -> int:

@@ -25,12 +25,10 @@ class Boot:
     ended_at: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     post_mortem: str | None = None
-    planned_end: bool = False
 
     def document(self) -> dict[str, Any]:
         """As `relaunch history --json` shows it."""
         document = asdict(self)
-        del document["planned_end"]
         for key in ("started_at", "ready_at", "ended_at"):
             if document[key] is not None:
                 document[key] = utc(document[key])
