@@ -20,8 +20,8 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
-# runtime.txt is a part of both; dev.txt is for the flake's checks and its shell.
-LOCKS = ("engine", "dev")
+# runtime.txt is a part of each; dev.txt is for the flake's checks and its shell.
+LOCKS = ("engine", "gateway", "dev")
 PYTHON = (3, 12)
 # The newest C library that a wheel may ask for.
 GLIBC = (2, 35)

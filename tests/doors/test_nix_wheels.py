@@ -45,7 +45,7 @@ def locked(name: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("lock", ["runtime", "engine", "dev"])
+@pytest.mark.parametrize("lock", ["runtime", "engine", "gateway", "dev"])
 def test_every_locked_package_has_the_wheel_of_its_lock(lock: str) -> None:
     rows = {row["name"]: row for row in ROWS}
     packages = locked(lock)
@@ -58,8 +58,15 @@ def test_every_locked_package_has_the_wheel_of_its_lock(lock: str) -> None:
 def test_nothing_else_is_in_it() -> None:
     names = [row["name"] for row in ROWS]
     assert names == sorted(set(names))
-    assert set(names) == set(locked("engine")) | set(locked("dev"))
+    assert set(names) == set(locked("engine")) | set(locked("gateway")) | set(locked("dev"))
     assert all(set(row) == {"name", "version", "file", "sha256"} for row in ROWS)
+
+
+def test_the_gateway_goes_beside_the_engine_and_changes_none_of_its_packages() -> None:
+    engine, gateway, runtime = (locked(name) for name in ("engine", "gateway", "runtime"))
+    assert set(gateway) - set(engine) == {"sglang-router"}
+    assert set(runtime) < set(gateway)
+    assert all(engine[name] == row for name, row in gateway.items() if name in engine)
 
 
 def test_file_names_are_wheels_of_that_package_for_this_interpreter() -> None:
