@@ -140,6 +140,12 @@ class Settings(BaseSettings):
         "", "serving", "Extra sglang flags; they win over the plan and are checked before anything starts."
     )
     device: Literal["auto", "cuda", "cpu"] = _setting("auto", "serving", "Where the engine runs.")
+    replicas: str = _setting(
+        "",
+        "serving",
+        "For `relaunch gateway`: the replicas behind it, as `host`, `host:port` or `host:port:control`, separated by "
+        "commas. A name with several addresses is as many replicas.",
+    )
 
     max_restarts: Annotated[int, Field(ge=0)] = _setting(5, "healing", "Restarts allowed within RESTART_WINDOW.")
     restart_window: Duration = _setting(
