@@ -109,6 +109,7 @@ class Geometry:
     ssm_itemsize: int
     multimodal: bool
     vision: tuple[int, ...]  # depth, width, inner width, values of a patch, positions, merged width
+    index_topk: int = 0  # positions that sparse attention reads
 
     @property
     def mla(self) -> bool:
@@ -215,6 +216,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         ssm_itemsize=2 if str(text.get("mamba_ssm_dtype")) in ("bfloat16", "float16") else 4,
         multimodal="vision_config" in config,
         vision=_vision(config.get("vision_config")),
+        index_topk=whole(text, "index_topk"),
     )
 
 

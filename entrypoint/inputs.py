@@ -14,9 +14,23 @@ from .settings import Loaded
 REHEARSAL = "rehearsal"
 
 
+# What the operator sets for the engine and the plan must know of.
+SEEN = (
+    "SGLANG_PP_LAYER_PARTITION",
+    "SGLANG_ENABLE_PP_SPEC",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+)
+
+
 def load(environ: Mapping[str, str] | None = None) -> Loaded:
     """Settings from the environment and the preset that it names, if any."""
-    return settings.load(os.environ if environ is None else environ, presets.read_all())
+    environ = os.environ if environ is None else environ
+    loaded = settings.load(environ, presets.read_all())
+    seen = {name: environ[name] for name in SEEN if environ.get(name)}
+    return replace(loaded, environment={**loaded.environment, **seen})
 
 
 def inventory(loaded: Loaded, environ: Mapping[str, str] | None = None) -> Inventory:

@@ -15,7 +15,7 @@ from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
-from . import backends, cautions, explain_choice, kernel_limits, kv, layout, solve
+from . import backends, cautions, explain_choice, kernel_limits, kv, layout, nodes, pipeline, solve
 from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
@@ -46,7 +46,7 @@ def make(
     warnings = [*wishes.notes, *cautions.unaccounted(wishes)]
     choices.take("device", "cuda", "the box has GPUs")
     parallel, reasons = layout.choose(choices, inventory, g)
-    gpus = layout.used(inventory, parallel, wishes.settings.nnodes)
+    gpus = layout.used(inventory, parallel)
     sm = min((gpu.sm for gpu in gpus), default=0)
     derived = derived_context(checkpoint.config)
     readings, note = _valid(learned, parallel, inventory)
@@ -128,8 +128,8 @@ def _case(
     encoder = checkpoint.architecture in ENCODERS
     most = MAX_REQUESTS_SM120 if 120 <= sm < 130 else MAX_REQUESTS
     most = min(most, DRAFT_REQUESTS) if draft else most
-    requests = int(wishes.value("max_running_requests", most))
-    graphs = int(wishes.value("cuda_graph_max_bs", min(requests, most)))
+    requests = int(wishes.value("max_running_requests", most * parallel.pp))
+    graphs = int(wishes.value("cuda_graph_max_bs", min(pipeline.microbatch(wishes, requests, parallel), most)))
     if wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_decode_cuda_graph"):
         graphs = 0
     off = wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_prefill_cuda_graph")
@@ -142,7 +142,8 @@ def _case(
         graphs,
         max(1, requests // parallel.dp),
         context,
-        not off and backend != "disabled" and not encoder,
+        # A pipeline captures none unless it is told to (cuda_graph_hook.py:apply_cuda_graph_compatibility).
+        not off and backend != "disabled" and not encoder and (parallel.pp == 1 or bool(backend)),
         DRAFT_TOKENS if draft else 0,
     )
     dsa = [
@@ -217,7 +218,8 @@ def _fit(choices: Choices, wishes: Wishes, case: solve.Case, derived: int) -> tu
         if "max_running_requests" not in wishes.fixed:
             load = replace(load, requests=_requests(case, result, load.requests))
         if "cuda_graph_max_bs" not in wishes.fixed and load.graph_bs:
-            load = replace(load, graph_bs=min(load.graph_bs, load.requests))
+            decoding = pipeline.microbatch(wishes, load.requests * case.parallel.dp, case.parallel)
+            load = replace(load, graph_bs=min(load.graph_bs, decoding))
     final = replace(case, load=load, fraction=result.fraction if case.fraction is None else case.fraction)
     done = solve.solve(final)
     done = replace(
@@ -311,7 +313,7 @@ def _plan(
         model=model_document(checkpoint, str(choices.value("quantization") or method(checkpoint.quantization))),
         gpus=tuple(
             {"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes}
-            for x in case.gpus
+            for x in case.gpus[: case.parallel.per_node]
         ),
         parallel=parallel_document(choices, wishes),
         device="cuda",
@@ -332,5 +334,7 @@ def _plan(
         env=dict(wishes.env),
         decisions=choices.decisions(),
         warnings=tuple(dict.fromkeys(warnings)),
+        nodes=nodes.document(case, result) if result else (),
+        network=nodes.network(case.g, case.parallel, load),
     )
     return planned, reasons

@@ -57,7 +57,9 @@ def pools(g: Geometry, parallel: Parallel, dtype: str, stage: int, *, raw_mla: b
         return Pools(per_layer * full + swa, 0, swa)
     attending = len(layers - g.linear_layers)
     cell = per_layer * (attending + (draft_layers if attending else 0))
-    return Pools(cell, _state(g, parallel, len(layers & g.linear_layers)))
+    # A slot is charged on every stage as on the one with most such layers (_handle_max_mamba_cache).
+    most = max(len(g.linear_layers & set(parallel.layers(g.layers, one))) for one in range(parallel.pp))
+    return Pools(cell, _state(g, parallel, most))
 
 
 def _latent(g: Geometry, layers: set[int], dtype: str, item: float, raw: bool, draft_layers: int) -> float:

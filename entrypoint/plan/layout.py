@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from ..checkpoint_geometry import Geometry
+from ..errors import config_rejected
 from ..hardware import Gpu, Inventory
+from ..settings import PREFIX
+from . import pipeline
 from .parts import Choices
 from .problem import Problem
 from .sharding import Parallel
+from .wish import Wishes
+
+# More hosts than any one model is served from; every rank of every one gets a line in the account.
+MOST_NODES = 64
 
 
 def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Parallel, list[Problem]]:
-    """The layout and why it cannot be: what a person set is kept."""
-    nodes = choices.wishes.settings.nnodes
-    world = len(inventory.gpus) * nodes
-    pp = int(choices.take("pp", 1, "no pipeline", source="default"))
-    best = largest_tp(g, max(1, world // max(1, pp)))
-    why = f"the most of {world} GPUs over which heads and experts divide" if best < world else f"all {world} GPUs"
-    tp = int(choices.take("tp", best, f"{why}: every one adds weights' room and bandwidth"))
+    """The layout and why it cannot be: what a person set is kept. Raises Stop (78) for more nodes than make sense."""
+    wishes, here = choices.wishes, len(inventory.gpus)
+    nodes = wishes.settings.nnodes
+    if nodes > MOST_NODES:
+        raise config_rejected(f"{PREFIX}NNODES={nodes} is more than {MOST_NODES}", "write the number of boxes")
+    world = here * nodes
+    pp = int(choices.take("pp", *_stages(wishes, g, here, nodes)))
+    best = largest_tp(g, max(1, world // max(1, pp)), nodes // pp if nodes % pp == 0 else 1)
+    tp = int(choices.take("tp", best, _why(best, world // max(1, pp), pp, nodes)))
     ep = int(choices.take("ep", 1, "experts are split by width like everything else", source="default"))
     dp = int(choices.take("dp_attention", 1, "off", source="default"))
     reasons: list[Problem] = []
     if world and tp * pp > world:
-        text = f"TP={tp} with PP={pp} needs {tp * pp} GPUs, {world} are there"
+        there = f"{nodes} boxes of {here} are there" if nodes > 1 else f"{world} are there"
+        text = f"TP={tp} with PP={pp} needs {tp * pp} GPUs, {there}"
         pipes = ({"pp": 1}, {"pp": 1, "tp": None}) if pp > 1 else ()
         reasons.append(Problem(text, (*_sizes(g, tp, world // pp), *pipes)))
     elif not divides(g, tp):
@@ -35,7 +45,54 @@ def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Paralle
         reasons.append(
             Problem(f"PP={pp} is more than the model's {g.layers} layers", ({"pp": 1}, {"pp": 1, "tp": None}))
         )
-    return Parallel(tp, min(pp, g.layers), ep if tp % ep == 0 else 1, dp if tp % dp == 0 else 1), reasons
+    reasons += pipeline.problems(wishes, g, pp, nodes)
+    uneven = _uneven(g, tp, pp, nodes, here)
+    cut, wrong = pipeline.partition(wishes, g, pp) if pp <= g.layers else ((), None)
+    reasons += [problem for problem in (uneven, wrong) if problem]
+    return Parallel(
+        tp,
+        min(pp, g.layers),
+        ep if tp % ep == 0 else 1,
+        dp if tp % dp == 0 else 1,
+        # Ranks that cannot be dealt out are accounted on one box.
+        1 if uneven or pp > g.layers or tp * pp < nodes else nodes,
+        cut,
+    ), reasons
+
+
+def _stages(wishes: Wishes, g: Geometry, here: int, nodes: int) -> tuple[int, str]:
+    """How many stages when nobody says: one a box, or one for as many boxes as a tensor-parallel group needs."""
+    if nodes == 1:
+        return 1, "no pipeline"
+    asked = int(wishes.value("tp", here))
+    span = -(-asked // max(1, here))
+    stages = nodes // span if nodes % span == 0 else 1
+    if stages == 1:
+        return 1, f"TP={asked} takes the GPUs of {span} boxes"
+    if stages > g.layers or not pipeline.possible(wishes, g):
+        return 1, "the engine cannot cut this model into stages with these settings: tensor parallel over all boxes"
+    each = "each box" if span == 1 else f"every {span} boxes"
+    return stages, f"one stage for {each}: between stages go hidden states alone, and each keeps its own layers' KV"
+
+
+def _why(tp: int, limit: int, pp: int, nodes: int) -> str:
+    whose = f"all {limit} GPUs" if nodes == 1 else f"all {limit} GPUs of a stage" if pp > 1 else f"all {limit} GPUs"
+    if tp < limit:
+        whose = f"the most of {limit} GPUs over which heads and experts divide"
+    return f"{whose}: every one adds weights' room and bandwidth"
+
+
+def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Problem | None:
+    """The engine deals ranks out in whole stages a node or whole nodes a stage, and starts too few where that does
+    not come out even (entrypoints/engine.py:_calculate_rank_ranges)."""
+    if nodes == 1 or (max(pp, nodes) % min(pp, nodes) == 0 and tp * pp % nodes == 0):
+        return None
+    fixes = []
+    for stages in (nodes, 1):
+        size = largest_tp(g, here * nodes // stages, nodes // stages)
+        fixes += [{"pp": stages}, {"pp": stages, "tp": size}]
+    text = f"TP={tp} with PP={pp} cannot be dealt out over {nodes} boxes: each takes whole stages, or an equal share of one"
+    return Problem(text, tuple(fixes))
 
 
 def _sizes(g: Geometry, asked: int, most: int) -> tuple[dict[str, int], ...]:
@@ -44,8 +101,10 @@ def _sizes(g: Geometry, asked: int, most: int) -> tuple[dict[str, int], ...]:
     return tuple({"tp": tp} for tp in sorted(sizes, key=lambda tp: (abs(tp - asked), tp))[:8])
 
 
-def largest_tp(g: Geometry, limit: int) -> int:
-    return next((tp for tp in range(limit, 0, -1) if divides(g, tp)), 1)
+def largest_tp(g: Geometry, limit: int, step: int = 1) -> int:
+    """The largest size that divides the model and is a multiple of ``step``, the boxes that share a stage."""
+    most = min(limit, max(g.heads, 1)) if g.heads else limit
+    return next((tp for tp in range(most, 0, -1) if tp % step == 0 and divides(g, tp)), 1)
 
 
 def divides(g: Geometry, tp: int) -> bool:
@@ -56,7 +115,6 @@ def divides(g: Geometry, tp: int) -> bool:
     return all(width and width % tp == 0 for width in widths)
 
 
-def used(inventory: Inventory, parallel: Parallel, nodes: int) -> tuple[Gpu, ...]:
-    """The GPUs of this box that the layout uses: all of them when it needs more than there are."""
-    here = -(-parallel.tp * parallel.pp // max(1, nodes))
-    return inventory.gpus[:here]
+def used(inventory: Inventory, parallel: Parallel) -> tuple[Gpu, ...]:
+    """The GPUs of every node that the layout uses, by rank; nodes are alike. All of a box when it needs more."""
+    return inventory.gpus[: parallel.per_node] * parallel.nodes

@@ -10,7 +10,7 @@ from ..checkpoint_geometry import lacks
 from ..errors import config_rejected
 from ..hardware import Inventory
 from ..settings import Loaded
-from . import advice, cpu, gpu, wish
+from . import advice, cpu, gpu, nodes, wish
 from .plan import Change, Learned, Plan
 from .problem import Problem
 
@@ -29,6 +29,8 @@ def make(
     False, its reasons, and the smallest change that would fit.
     """
     plan, problems = _once(loaded, inventory, checkpoint, learned, changes)
+    if plan.feasible and loaded.settings.nnodes > 1:
+        return replace(plan, one_box=nodes.one_box(plan, _alone(plan, loaded, inventory, checkpoint)))
     if plan.feasible:
         return plan
 
@@ -36,6 +38,17 @@ def make(
         return _once(other, box, checkpoint, learned, changes)[0]
 
     return replace(plan, reasons=advice.Advisor(plan, loaded, inventory, retry).reasons(problems))
+
+
+def _alone(plan: Plan, loaded: Loaded, inventory: Inventory, checkpoint: Checkpoint) -> Plan:
+    """The plan that the same settings give on one of the nodes, laid out anew."""
+
+    def fresh(other: Loaded, box: Inventory) -> Plan:
+        return _once(other, box, checkpoint, None, ())[0]
+
+    alone = advice.Advisor(plan, loaded, inventory, fresh).planned({"nnodes": 1, "node_rank": 0, "tp": None, "pp": 1})
+    assert alone is not None
+    return alone
 
 
 def _once(

@@ -169,7 +169,8 @@ def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
     mib = total / MIB
     tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
     _, chunk, small, large = next((tier for tier in tiers if mib < tier[0] * 1024), (0, 16384, 512, 512))
-    load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, True)
+    # A pipeline captures no prefill graphs unless it is told to (cuda_graph_hook.py:apply_cuda_graph_compatibility).
+    load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, parallel.pp == 1)
     size = engine_reserve(g, parallel, load, total, floor=False)
     if g.mla and load.prefill_graph:
         load = Load(min(8192, load.chunk), load.graph_bs, 1, 1, True)

@@ -63,7 +63,7 @@ def parallel_document(choices: Choices, wishes: Wishes) -> dict[str, int]:
 
 def refusal_for_context(wishes: Wishes, context: int, derived: int) -> Problem | None:
     """sglang refuses a context longer than the model's unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set."""
-    if context <= derived or wishes.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") in ("1", "true"):
+    if context <= derived or wishes.seen("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") in ("1", "true"):
         return None
     return Problem(
         f"{PREFIX}CONTEXT_LENGTH={context} is longer than the model's own {derived}",

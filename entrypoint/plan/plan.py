@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes on one GPU. total = baseline + weights + kv + graph + activation + runtime + margin + free;
+    """Bytes on GPU ``index`` of ``node``. total = baseline + weights + kv + graph + activation + runtime + margin + free;
     ``load_peak_bytes`` stands beside the sum. ``kv_bytes`` and ``free_bytes`` are None when infeasible."""
 
     index: int
@@ -22,6 +22,7 @@ class Account:
     margin_bytes: int
     free_bytes: int | None
     load_peak_bytes: int
+    node: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Learned:
 @dataclass(frozen=True)
 class Plan:
     """See docs/operations.md, "The plan document". ``flags`` are the engine's flags in order, without model
-    path, host, port and secrets (the engine room adds those); ``env`` what the plan wants in its environment."""
+    path, host, port and secrets (the engine room adds those); ``env`` what the plan wants in its environment.
+    ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
+    ``network`` and ``one_box``: `nodes.py`, the last two None on one node."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -86,6 +89,9 @@ class Plan:
     env: Mapping[str, str]
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...] = ()
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    network: Mapping[str, Any] | None = None
+    one_box: Mapping[str, Any] | None = None
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""

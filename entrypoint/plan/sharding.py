@@ -17,12 +17,16 @@ from ..checkpoint_geometry import Geometry
 
 @dataclass(frozen=True)
 class Parallel:
-    """World layout of one replica. GPU i is pipeline stage i // tp, tensor rank i % tp."""
+    """World layout of one replica. Rank r is pipeline stage r // tp, tensor rank r % tp; node n of ``nodes`` runs the
+    n-th of equal shares of the ranks (entrypoints/engine.py:_calculate_rank_ranges). ``partition``: layers of each
+    stage where SGLANG_PP_LAYER_PARTITION says them."""
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
     dp: int = 1
+    nodes: int = 1
+    partition: tuple[int, ...] = ()
 
     @property
     def attn_tp(self) -> int:
@@ -32,8 +36,21 @@ class Parallel:
     def moe_tp(self) -> int:
         return max(1, self.tp // self.ep)
 
+    @property
+    def per_node(self) -> int:
+        """Ranks, and so GPUs, of one node."""
+        return max(1, self.tp * self.pp // self.nodes)
+
+    @property
+    def span(self) -> int:
+        """Nodes over which one tensor-parallel group lies."""
+        return max(1, self.nodes // self.pp)
+
     def layers(self, total: int, stage: int) -> range:
         """distributed/utils.py:get_pp_indices: even split, the last ``total % pp`` stages get one more."""
+        if self.partition:
+            start = sum(self.partition[:stage])
+            return range(start, start + self.partition[stage])
         base, extra = divmod(total, self.pp)
         first = self.pp - extra
         if stage >= first:
@@ -91,6 +108,7 @@ RULES = (
 # 2 MiB ones (torch's CUDA caching allocator).
 _LARGE, _MEDIUM, _ROUND, _SEGMENT = 10 << 20, 1 << 20, 2 << 20, 20 << 20
 _LAYER = re.compile(r"\.(?:layers|layer|h)\.(\d+)\.|^h\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings)\.weight$")
 _FLOATS = {"BF16", "F16", "F32", "F64"}
 # Tensors that the engine allocates as one: qkv, gate and up, q_a with kv_a, an expert layer's w13 and w2.
 _FUSED = (
@@ -159,8 +177,13 @@ def share(
 def _on_stage(name: str, layer: int | None, layers: range, parallel: Parallel, stage: int, g: Geometry) -> bool:
     if layer is not None:
         return layer in layers
+    if g.tied and name.endswith("lm_head.weight"):
+        return False
     if parallel.pp == 1:
-        return not (g.tied and name.endswith("lm_head.weight"))
+        return True
+    if g.tied and _EMBEDDING.search(name):
+        # The last stage keeps a copy as its lm_head (models/qwen3.py, models/deepseek_v2.py).
+        return stage in (0, parallel.pp - 1)
     if "lm_head" in name or re.search(r"(^|\.)(norm|ln_f)\.", name):
         return stage == parallel.pp - 1
     return stage == 0

@@ -69,7 +69,8 @@ def shares(
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` and ``fraction`` are given whenever a number exists, also when it does not fit."""
+    """``tokens`` and ``fraction`` are given whenever a number exists, also when it does not fit. By pipeline stage:
+    ``cells``, bytes per token, and ``stage_tokens``, what its pool alone would hold (None: it has none)."""
 
     weights: tuple[int, ...]
     pre: tuple[int, ...]
@@ -84,6 +85,8 @@ class Result:
     short: int
     unmatched: tuple[str, ...]
     state_slots: int | None
+    cells: tuple[float, ...] = ()
+    stage_tokens: tuple[int | None, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -170,7 +173,8 @@ def solve(case: Case) -> Result:
     recommended = max(0.0, math.floor((1 - slack / pre) * 1000 + 1e-9) / 1000) if pre else 0.0
     fraction = case.fraction if case.fraction is not None else recommended
 
-    def tokens_at(share: float) -> tuple[int, int]:
+    def tokens_at(share: float) -> tuple[list[int | None], int]:
+        # The engine takes the fullest rank of all stages for every one (kv_cache_configurator.py).
         rest = pre * share - heaviest - memory.DRIFT - (memory.MULTIMODAL if g.multimodal else 0)
         found = [
             pool.tokens(
@@ -182,15 +186,18 @@ def solve(case: Case) -> Result:
                 slots=case.mamba_slots,
             )
             for pool in pools
-            if pool.cell or pool.state
         ]
-        # A model without any layer that attends or keeps state has no pool.
-        return (min(t for t, _ in found), max(s for _, s in found)) if found else (0, 0)
+        return [t if pool.cell else None for (t, _), pool in zip(found, pools, strict=True)], max(s for _, s in found)
 
-    tokens, state = tokens_at(fraction)
+    def least(stages: list[int | None]) -> int:
+        # A model without any layer that attends has no pool.
+        return min((tokens for tokens in stages if tokens is not None), default=0)
+
+    stage_tokens, state = tokens_at(fraction)
+    tokens = least(stage_tokens)
     if case.token_limit is not None:
         tokens = min(tokens, case.token_limit // case.page * case.page)
-    default = tokens_at(memory.engine_default(g, parallel, total))[0]
+    default = least(tokens_at(memory.engine_default(g, parallel, total))[0])
     accounts, short = _accounts(case, pres, held, pools, tokens, state, pre * (1 - fraction))
     reasons, warnings = _verdict(case, pres, held, tokens, fraction, recommended, short, accounts)
     state_slots = state // pools[0].state - 1 if pools[0].state else None
@@ -209,6 +216,8 @@ def solve(case: Case) -> Result:
         short,
         unmatched,
         state_slots,
+        tuple(pool.cell for pool in pools),
+        tuple(stage_tokens),
     )
 
 
@@ -246,6 +255,7 @@ def _accounts(
                 margin,
                 left - margin if left >= 0 else None,
                 gpu.total_bytes - pre + size + peak,
+                position // case.parallel.per_node,
             )
         )
     return tuple(lines), max(0, short)

@@ -114,7 +114,8 @@ _SUFFIX = {
 @dataclass(frozen=True)
 class Wishes:
     """``fixed``: planner's name -> value and origin. ``given``: ENGINE_ARGS, in order. ``flags`` and ``env``:
-    engine flags (value True, False or a word) and environment that healing or learning asks for."""
+    engine flags (value True, False or a word) and environment that healing or learning asks for. ``passed``: what the
+    operator and the preset pass on to the engine."""
 
     settings: Any
     fixed: Mapping[str, Decision]
@@ -123,6 +124,11 @@ class Wishes:
     env: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     extra: tuple[Decision, ...] = ()
+    passed: Mapping[str, str] = field(default_factory=dict)
+
+    def seen(self, name: str) -> str:
+        """An environment variable as the engine will find it, empty when unset."""
+        return self.passed.get(name) or self.env.get(name) or ""
 
     def value(self, name: str, default: Any = None) -> Any:
         """The fixed value, or ``default`` when the planner is free."""
@@ -177,7 +183,7 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
         if change.setting in ("tp", "model", "revision"):
             continue
         _apply(change, "", fixed, flags, env, extra)
-    return Wishes(loaded.settings, fixed, given, flags, env, tuple(notes), tuple(extra))
+    return Wishes(loaded.settings, fixed, given, flags, env, tuple(notes), tuple(extra), loaded.environment)
 
 
 def _apply(
