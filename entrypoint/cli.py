@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
-    if (sys.argv[1:] if argv is None else list(argv))[:1] == ["serve"]:
+    if (sys.argv[1:] if argv is None else list(argv))[:1] in (["serve"], ["gateway"]):
         # Nothing runs yet: a stop this early has nothing to drain.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_OK))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -72,6 +72,7 @@ def _parser() -> _Parser:
         return sub
 
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
+    verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
     verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
     weights = verb("weights", _weights, "find, fetch, prove or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
@@ -111,6 +112,13 @@ def _serve(_: argparse.Namespace) -> int:
     loaded = inputs.load()
     flags.parse(loaded.settings.engine_args)
     return serve.run(loaded, os.environ)
+
+
+def _gateway(_: argparse.Namespace) -> int:
+    from . import inputs
+    from .gateway import gateway
+
+    return gateway.run(inputs.load(), os.environ)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,270 @@
+"""`relaunch gateway`: asks every replica whether it is ready, and keeps the router to the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from ..control import app as control
+from ..engine import ports
+from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
+from ..logs import Log
+from ..settings import Loaded
+from . import app, members, probe, replicas
+from .members import Member
+from .relay import Relay
+from .replicas import Named, Replica
+from .router import Router
+
+# Seconds between two questions to a replica: several fit into the grace that a draining replica gives, which is 2 s
+# by default and a tenth of its DRAIN_TIMEOUT where that is shorter.
+ASK_EVERY = 0.3
+# Seconds between two looks at what the names resolve to.
+RESOLVE_EVERY = 3.0
+
+
+class Gateway:
+    """One life of `relaunch gateway`. ``run`` returns the exit code."""
+
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log) -> None:
+        self._settings, self._log = loaded.settings, log
+        self._names = replicas.parse(loaded.settings.replicas)
+        self._environ = environ
+        self._members: dict[Replica, Member] = {}
+        self._tending: dict[Replica, asyncio.Task[None]] = {}
+        self._resolved: dict[Named, list[str]] = {}
+        self._unresolved: set[Named] = set()
+        self._stop = asyncio.Event()
+        self._draining = False
+        self._failed = False
+        self._said_ready = self._said_nameless = False
+        self.started = False
+
+    async def run(self) -> int:
+        """Route until stopped. Raises Stop for what is wrong before anything was started."""
+        settings = self._settings
+        if importlib.util.find_spec("sglang_router") is None:
+            raise Stop(
+                "image_mismatch",
+                "the router (sglang-router) is not installed beside relaunch",
+                "start with ./relaunch gateway, which installs locks/gateway.txt, or pip install 'relaunch[gateway]'",
+            )
+        ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
+        self._router = Router(settings, self._environ, self._log)
+        try:
+            sock = ports.bind(settings.control_host, settings.control_port)
+        except OSError as error:
+            raise ports.refused(
+                error, settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT"
+            ) from None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._log.info("SIGHUP: nothing to reload"))
+        http = control.server(app.build(self, settings.control_token))
+        serving = asyncio.create_task(control.serve(http, sock))
+        working = [asyncio.create_task(self._guarded(work)) for work in (self._resolve_forever(), self._router.keep())]
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            for task in (*working, *self._tending.values()):
+                task.cancel()
+            await self._router.stop(0.0)
+            for member in self._members.values():
+                member.relay.close()
+            http.should_exit = True
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(serving, 2.0)
+            sock.close()
+        return EXIT_GAVE_UP if self._failed else EXIT_OK
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Without one of these pieces nothing would change any more: better to end, and be started again."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._log.error(f"internal error: {type(error).__name__}: {error}")
+            self._failed = True
+            self._stop.set()
+
+    async def _drain(self) -> None:
+        """Not ready, a grace for the balancer, then the router finishes what is under way."""
+        self._draining = True
+        patience = self._settings.drain_timeout
+        self._log.info("draining")
+        self._stop.clear()
+        with contextlib.suppress(TimeoutError):  # a second signal shortens it
+            await asyncio.wait_for(self._stop.wait(), min(2.0, patience / 10))
+        stopping = asyncio.create_task(self._router.stop(patience))
+        again = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            stopping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stopping
+        self._log.info("drained")
+
+    # -- who there is -----------------------------------------------------------------------------------
+
+    async def _resolve_forever(self) -> None:
+        while True:
+            await self._resolve()
+            await asyncio.sleep(RESOLVE_EVERY)
+
+    async def _resolve(self) -> None:
+        for named, addresses in (await probe.resolve(self._names)).items():
+            if addresses is None:
+                # A resolver that is down must not take replicas out that answer.
+                if named not in self._unresolved:
+                    self._log.warning(f"{named.host} does not resolve now")
+                    self._unresolved.add(named)
+            else:
+                self._unresolved.discard(named)
+                self._resolved[named] = addresses
+        wanted = set(replicas.spread(self._resolved))
+        for replica in wanted - set(self._members):
+            relay = Relay(replica, self)
+            await relay.open()
+            self._members[replica] = Member(replica, relay)
+            self._tending[replica] = asyncio.create_task(self._guarded(self._tend(self._members[replica])))
+        for replica in set(self._members) - wanted:
+            self._log.info(f"replica {replica} is no longer behind its name")
+            self._tending.pop(replica).cancel()
+            member = self._members.pop(replica)
+            member.standing = replicas.Standing(False, "no longer behind its name")
+            await self._agree(member)
+            member.relay.close()
+
+    async def _tend(self, member: Member) -> None:
+        while True:
+            began = time.monotonic()
+            before = member.standing
+            reading = await probe.readyz(member.replica)
+            member.standing = replicas.judge(before, reading, time.monotonic())
+            if member.standing.ready is not before.ready or (not before.ready and member.standing != before):
+                self._say(member, before)
+            await self._agree(member)
+            self._announce()
+            await asyncio.sleep(max(0.0, began + ASK_EVERY - time.monotonic()))
+
+    async def _agree(self, member: Member) -> None:
+        """Make the router's list say what the standing says."""
+        import httpx
+
+        router = self._router
+        if member.generation != router.generation:
+            member.worker = None
+        if not router.up or (member.worker is not None) is member.standing.ready:
+            return
+        generation = router.generation
+        try:
+            if member.standing.ready:
+                member.worker = await router.add(member.relay.url, await self._model(member))
+                member.generation = generation
+            elif member.worker is not None:
+                await router.remove(member.worker)
+                member.worker = None
+        except (httpx.HTTPError, TimeoutError, KeyError, ValueError) as error:
+            what = "take in" if member.standing.ready else "take out"
+            self._log.warning(f"the router did not {what} {member.replica}: {type(error).__name__}: {error}")
+
+    async def _model(self, member: Member) -> str | None:
+        settings = self._settings
+        name = settings.served_model_name or await probe.model(member.replica, settings.api_key)
+        if name is None and not self._said_nameless:
+            self._said_nameless = True
+            self._log.warning(
+                "the replicas do not say the model's name without a key, so /v1/models here says unknown: "
+                "set RELAUNCH_SERVED_MODEL_NAME or RELAUNCH_API_KEY_FILE"
+            )
+        return name
+
+    def _say(self, member: Member, before: replicas.Standing) -> None:
+        if member.standing.ready:
+            self._log.info(f"replica {member.replica} is ready")
+        elif before.ready:
+            self._log.warning(f"replica {member.replica} is out: {member.standing.reason}")
+        elif member.standing.reason != before.reason:
+            self._log.debug(f"replica {member.replica}: {member.standing.reason}")
+
+    def _announce(self) -> None:
+        ready = self.readyz()["ready"]
+        if ready is not self._said_ready:
+            self._said_ready = ready
+            self._log.info("ready" if ready else f"not ready: {self.readyz()['reason']}")
+        self.started = self.started or ready
+
+    # -- what the relays ask and tell -------------------------------------------------------------------
+
+    def candidates(self, own: Replica) -> Sequence[Replica]:
+        standings = {replica: member.standing for replica, member in self._members.items()}
+        return replicas.candidates(own, standings, {r: m.in_flight for r, m in self._members.items()})
+
+    def opened(self, replica: Replica, instead_of: Replica) -> None:
+        if member := self._members.get(replica):
+            member.in_flight += 1
+            member.requests += 1
+            member.taken_over += replica != instead_of
+
+    def closed(self, replica: Replica) -> None:
+        if member := self._members.get(replica):
+            member.in_flight -= 1
+
+    def unreachable(self, replica: Replica, why: str) -> None:
+        if member := self._members.get(replica):
+            member.unreachable += 1
+        self._log.debug(f"replica {replica} took no connection: {why}")
+
+    # -- what the control port shows --------------------------------------------------------------------
+
+    def readyz(self) -> dict[str, Any]:
+        generation = self._router.generation
+        serving = sum(member.serves(generation) for member in self._members.values())
+        if self._draining:
+            phase, reason = "DRAINING", "stopping"
+        elif not self._router.up:
+            phase, reason = "STARTING", self._router.reason
+        elif not serving:
+            phase, reason = "WAITING", f"none of {len(self._members)} replicas is ready"
+        else:
+            phase, reason = "READY", None
+        return {
+            "ready": phase == "READY", "phase": phase, "reason": reason,
+            "replicas_ready": serving, "replicas": len(self._members),
+        }  # fmt: skip
+
+    def document(self) -> dict[str, Any]:
+        rows = [member.document(self._router.generation) for _, member in sorted(self._members.items())]
+        return {"replicas": rows, "router": {"up": self._router.up, "starts": self._router.generation}}
+
+    async def metrics(self) -> tuple[bytes, str]:
+        own = members.metrics(self._members, router_up=self._router.up, generation=self._router.generation)
+        return own + await self._router.metrics(), members.CONTENT_TYPE
+
+
+def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
+    """`relaunch gateway`."""
+    import uvloop
+
+    settings = loaded.settings
+    log = Log(settings.log_level, settings.log_format)
+    try:
+
+        async def main() -> int:
+            return await Gateway(loaded, environ, log).run()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main())
+    finally:
+        # The end is under way: another signal must not change the exit code.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        log.close()

@@ -1,0 +1,83 @@
+"""The replicas as the gateway sees them: standing, relay, place in the router, what is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .relay import Relay
+from .replicas import Replica, Standing
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+@dataclass
+class Member:
+    """``worker`` is the router's id for it, in its life number ``generation``."""
+
+    replica: Replica
+    relay: Relay
+    standing: Standing = field(default_factory=Standing)
+    worker: str | None = None
+    generation: int = 0
+    in_flight: int = 0
+    requests: int = 0
+    taken_over: int = 0
+    unreachable: int = 0
+
+    def serves(self, generation: int) -> bool:
+        """It is ready, and the router in its present life sends requests to it."""
+        return self.standing.ready and self.worker is not None and self.generation == generation
+
+    def document(self, generation: int) -> dict[str, Any]:
+        return {
+            "replica": str(self.replica),
+            "control_port": self.replica.control,
+            "ready": self.standing.ready,
+            "reason": self.standing.reason or None,
+            "in_router": self.serves(generation),
+            "in_flight": self.in_flight,
+            "requests": self.requests,
+        }
+
+
+def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: int) -> bytes:
+    """The gateway's own families, in Prometheus' text."""
+    ready = GaugeMetricFamily(
+        "relaunch_gateway_replica_ready", "1 when the replica gets requests.", labels=["replica"]
+    )
+    in_flight = GaugeMetricFamily("relaunch_gateway_in_flight_requests", "Requests under way.", labels=["replica"])
+    requests = CounterMetricFamily("relaunch_gateway_requests", "Requests sent to the replica.", labels=["replica"])
+    taken = CounterMetricFamily(
+        "relaunch_gateway_taken_over_requests",
+        "Of these, meant for another replica that could not be reached.",
+        labels=["replica"],
+    )
+    missed = CounterMetricFamily(
+        "relaunch_gateway_unreachable", "Connections that the replica did not take.", labels=["replica"]
+    )
+    for replica, member in sorted(members.items()):
+        name = [str(replica)]
+        ready.add_metric(name, float(member.serves(generation)))
+        in_flight.add_metric(name, member.in_flight)
+        requests.add_metric(name, member.requests)
+        taken.add_metric(name, member.taken_over)
+        missed.add_metric(name, member.unreachable)
+    up = GaugeMetricFamily("relaunch_gateway_router_up", "1 while the router answers.", value=float(router_up))
+    starts = CounterMetricFamily("relaunch_gateway_router_starts", "Starts of the router.", value=generation)
+    registry = CollectorRegistry()
+    registry.register(_Families([up, starts, ready, in_flight, requests, taken, missed]))
+    ProcessCollector(namespace="relaunch", registry=registry)
+    return generate_latest(registry)
+
+
+class _Families:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families

@@ -1,0 +1,180 @@
+"""The last step from the router to a replica: one local port a replica, one connection a request.
+
+The router decides by status alone what it sends a second time, and gives a refused connection the same status as an
+engine that died in the middle of an answer. So it may retry nothing, and this relay does, where it is safe: while no
+byte of a request has left, a replica that cannot be reached is passed over for another. What has left is never sent
+again. The relay asks for the connection to be closed after its answer, so that no request meets a connection that an
+engine is just closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from .replicas import Replica
+
+# A host that is gone answers nothing: this long, in seconds, then the next replica.
+CONNECT_TIMEOUT = 3.0
+# A first line longer than this is no request.
+LONGEST_LINE = 1 << 16
+
+# The router asks a new replica for these. Its own `/health` would make the engine generate, and who asked us to be
+# added has just been proven by `/readyz`; what it would read from the others is for several models at a time.
+_KNOWN = {"/health": b"", "/server_info": b"{}", "/model_info": b"{}"}
+
+
+class Fleet(Protocol):
+    """What the relay asks, and is told."""
+
+    def candidates(self, own: Replica) -> Sequence[Replica]: ...
+    def opened(self, replica: Replica, instead_of: Replica) -> None: ...
+    def closed(self, replica: Replica) -> None: ...
+    def unreachable(self, replica: Replica, why: str) -> None: ...
+
+
+class Relay:
+    """The local port of one replica. ``url`` is what the router knows it by."""
+
+    def __init__(self, own: Replica, fleet: Fleet) -> None:
+        self.own, self._fleet = own, fleet
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Request(self.own, self._fleet), "127.0.0.1", 0, backlog=1024
+        )
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        """No new connections; those under way go on."""
+        if self._server is not None:
+            self._server.close()
+
+
+class _Half(asyncio.Protocol):
+    """One side of a connection pair. Reads no faster than the other side takes."""
+
+    transport: asyncio.Transport | None = None
+    peer: _Half | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+
+    def pause_writing(self) -> None:
+        self._each(lambda transport: transport.pause_reading())
+
+    def resume_writing(self) -> None:
+        self._each(lambda transport: transport.resume_reading())
+
+    def _each(self, do: Callable[[asyncio.Transport], None]) -> None:
+        if self.peer is not None and self.peer.transport is not None and not self.peer.transport.is_closing():
+            with contextlib.suppress(RuntimeError):
+                do(self.peer.transport)
+
+    def end(self, broken: bool) -> None:
+        """Close after what is written, or at once: a broken answer must not look like a whole one."""
+        if self.transport is not None:
+            if broken:
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+
+class _Answer(_Half):
+    """From the engine to the router."""
+
+    def __init__(self, request: _Request, replica: Replica) -> None:
+        self.peer = self._request = request
+        self._replica = replica
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._request.fleet.opened(self._replica, self._request.own)
+
+    def data_received(self, data: bytes) -> None:
+        assert self.peer is not None and self.peer.transport is not None
+        self.peer.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request.fleet.closed(self._replica)
+        assert self.peer is not None
+        self.peer.end(exc is not None)
+
+
+class _Request(_Half):
+    """From the router to an engine: first line read, engine connected, then bytes both ways."""
+
+    def __init__(self, own: Replica, fleet: Fleet) -> None:
+        self.own, self.fleet = own, fleet
+        self._head: bytearray | None = bytearray()
+        self._connecting: asyncio.Task[None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None:
+            assert self.peer is not None and self.peer.transport is not None
+            self.peer.transport.write(data)
+            return
+        self._head += data
+        if self._connecting is not None:
+            return
+        assert self.transport is not None
+        line, end, _ = self._head.partition(b"\r\n")
+        if not end:
+            if len(self._head) > LONGEST_LINE:
+                self.transport.abort()
+            return
+        method, _, rest = bytes(line).partition(b" ")
+        path = rest.partition(b" ")[0].decode("latin-1")
+        if method == b"PRI":  # HTTP/2, or gRPC: no engine of ours speaks it
+            self.transport.abort()
+        elif method == b"GET" and path in _KNOWN:
+            self._say("200 OK", _KNOWN[path])
+        else:
+            self.transport.pause_reading()
+            self._connecting = asyncio.create_task(self._connect(len(line) + len(end)))
+
+    async def _connect(self, after_line: int) -> None:
+        loop = asyncio.get_running_loop()
+        for replica in self.fleet.candidates(self.own):
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    _, answer = await loop.create_connection(
+                        lambda replica=replica: _Answer(self, replica),  # type: ignore[misc]
+                        replica.address,
+                        replica.port,
+                    )
+            except OSError as error:  # TimeoutError is one
+                self.fleet.unreachable(replica, error.strerror or "no answer to the connection")
+                continue
+            self._start(answer, after_line)
+            return
+        body = {"error": {"message": "no replica can be reached", "type": "service_unavailable", "code": 503}}
+        self._say("503 Service Unavailable", json.dumps(body).encode())
+
+    def _start(self, answer: _Answer, after_line: int) -> None:
+        assert self.transport is not None and answer.transport is not None and self._head is not None
+        self.peer = answer
+        if self.transport.is_closing():  # the client has gone meanwhile: nothing was sent
+            answer.end(True)
+            return
+        head, self._head = bytes(self._head), None
+        answer.transport.write(head[:after_line] + b"Connection: close\r\n" + head[after_line:])
+        self.transport.resume_reading()
+
+    def _say(self, status: str, body: bytes) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+        if self.peer is not None:
+            self.peer.end(True)
