@@ -15,9 +15,10 @@ import yaml
 from jsonschema import ValidationError
 from manifests import KUBERNETES, OVERLAYS, ROOT, Document, claims, compose_service, of_kind, overlay, templates
 
-from entrypoint import plan, presets, settings
+from entrypoint import cli, plan, presets, settings
 from entrypoint.engine import command
 from entrypoint.errors import Stop
+from entrypoint.gateway import replicas
 from entrypoint.healing import machine
 from entrypoint.units import parse_duration, parse_size
 
@@ -154,8 +155,9 @@ def test_the_gateway_sees_every_replica_ready_or_not() -> None:
     (gateway,) = [t for _, t in templates(objects) if t not in servers("replicas")]
     name = manifests.pod_environment(gateway, objects)["RELAUNCH_REPLICAS"]
     assert services[name]["clusterIP"] == "None" and services[name]["publishNotReadyAddresses"] is True
-    (replicas,) = of_kind(objects, "StatefulSet")
-    assert replicas["spec"]["replicas"] == 2 and replicas["spec"]["serviceName"] == name
+    assert [(found.host, found.port, found.control) for found in replicas.parse(name)] == [(name, 30000, 30001)]
+    (copies,) = of_kind(objects, "StatefulSet")
+    assert copies["spec"]["replicas"] == 2 and copies["spec"]["serviceName"] == name
     budgets = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
     assert {name: found["maxUnavailable"] for name, found in budgets.items()} == {"relaunch": 1, "relaunch-gateway": 1}
 
@@ -279,6 +281,22 @@ def built(loaded: settings.Loaded) -> command.Command:
     made = plan.make(loaded, box, read("glm-5-nvfp4"))
     assert made.feasible, made.reasons
     return command.build(loaded, box, made, "/var/cache/huggingface/model")
+
+
+def test_the_gateway_knows_its_model_and_shares_the_replicas_keys(secret_files: Path) -> None:
+    (gateway,) = [pod for pod in pods("replicas") if pod not in servers("replicas")]
+    own = load(manifests.pod_environment(gateway, overlay("replicas")), secret_files).settings
+    served = load(environment(servers("replicas")[0], "replicas", 0), secret_files).settings
+    for field in ("served_model_name", "api_key", "control_token", "drain_timeout", "host", "port", "control_port"):
+        assert getattr(own, field) == getattr(served, field), field
+    assert own.served_model_name == "glm-5"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_arguments_are_verbs(name: str) -> None:
+    for pod in pods(name):
+        verb = cli._parser().parse_args(pod["spec"]["containers"][0]["args"]).verb
+        assert verb == ("serve" if pod in servers(name) else "gateway")
 
 
 def test_the_group_is_what_the_settings_call_a_group(secret_files: Path) -> None:
