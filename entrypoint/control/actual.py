@@ -19,13 +19,30 @@ _LINES = {
 }
 
 
+def node(plan: Mapping[str, Any]) -> int:
+    """The node whose engine command the plan document holds: this host among those that serve the model."""
+    argv = (plan.get("engine") or {}).get("argv") or []
+    return int(argv[argv.index("--node-rank") + 1]) if "--node-rank" in argv else 0
+
+
+def here(plan: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The account of this host's GPUs, of all that the plan lists."""
+    if not plan:
+        return []
+    own = node(plan)
+    return [row for row in plan.get("per_gpu") or () if row.get("node", 0) == own]
+
+
 def by_gpu(plan: Mapping[str, Any] | None, readings: Readings) -> dict[int, dict[str, float]]:
-    """GPU index -> line -> bytes. Rank r of a tensor-parallel engine runs on the r-th GPU of the plan; a rank
-    without a number is the only one. Empty without a plan."""
-    rows = (plan or {}).get("per_gpu") or ()
+    """GPU index -> line -> bytes. GPUs are in the order of the ranks, of which the log names the tensor rank alone:
+    readings are those of this host's first pipeline stage. A rank without a number is the only one. Empty without a
+    plan."""
+    rows = here(plan)
     gpus = {gpu["index"]: gpu for gpu in (plan or {}).get("gpus") or ()}
+    size = ((plan or {}).get("parallel") or {}).get("tp") or len(rows) or 1
+    first = node(plan or {}) * len(rows) % size
     found: dict[int, dict[str, float]] = {}
-    for rank, row in enumerate(rows):
+    for rank, row in enumerate(rows[: size - first], first):
         lines = {}
         for line, names in _LINES.items():
             values = [value for name in names if (value := _of(readings, name, rank)) is not None]

@@ -113,9 +113,9 @@ def _memory(status: Status) -> list[Metric]:
     planned = GaugeMetricFamily(
         "relaunch_plan_bytes", "Planned bytes per GPU and line of the account.", labels=["gpu", "line"]
     )
-    for row in plan.get("per_gpu") or ():
+    for row in actual.here(plan):
         for line, value in row.items():
-            if line != "index" and value is not None:
+            if line.endswith("_bytes") and value is not None:
                 planned.add_metric([str(row["index"]), line.removesuffix("_bytes")], value)
     measured = GaugeMetricFamily(
         "relaunch_actual_bytes",

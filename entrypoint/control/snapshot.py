@@ -71,7 +71,7 @@ def _gpus(plan: Mapping[str, Any], readings: actual.Readings, now: Sequence[GpuR
     measured = actual.by_gpu(plan, readings)
     live = {reading.index: reading for reading in now}
     known = {gpu["index"]: gpu for gpu in plan.get("gpus") or ()}
-    accounts = {row["index"]: row for row in plan.get("per_gpu") or ()}
+    accounts = {row["index"]: row for row in actual.here(plan)}
     rows = []
     for index in sorted({*accounts, *(known or live)}):
         account, gpu, reading = accounts.get(index, {}), known.get(index, {}), live.get(index)

@@ -75,7 +75,8 @@ def of(plan: Plan, loaded: Loaded, alternatives: Mapping[str, tuple[str, ...]] |
         for gpu in plan.gpus
         if gpu.get("index") == account.index
     ]
-    free, gpu, account = min(sized, key=lambda item: item[0]) if sized else (None, None, None)
+    worst = min(sized, key=lambda item: (item[0], -item[2].weights_bytes), default=None)
+    free, gpu, account = worst if worst else (None, None, None)
     sm = next((int(gpu["sm"]) for gpu in plan.gpus if gpu.get("sm")), None)
     users = {name for name in loaded.sources if loaded.is_user_set(name)}
     given = flags.parse(loaded.settings.engine_args)
