@@ -30,6 +30,8 @@ PATIENCE = 3
 STABLE = 60.0
 # The engine's own limits decide how long a request may take; the router counts a stream's whole length.
 _NO_LIMIT = 7 * 86_400
+# It warns of every worker whose tokenizer it does not have; over HTTP it needs none.
+_QUIET = "smg=warn,smg::core::steps::worker::local::register_tokenizer=error"
 
 
 def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> dict[str, Any]:
@@ -54,15 +56,15 @@ def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> 
         "shutdown_grace_period_secs": max(1, round(settings.drain_timeout)),
         "prometheus_host": "127.0.0.1",
         "prometheus_port": metrics_port,
-        # Its `info` is two lines a request.
-        "log_level": "info" if settings.log_level == "debug" else "warn",
+        # Unless RUST_LOG says otherwise. Its `info` is two lines a request.
+        "log_level": "warn",
         "control_plane_api_keys": [["relaunch", "relaunch", key, "admin"]],
     }
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Our own less the secrets, which the router has no use for, and no proxy: its workers are on this host."""
-    return {
+    return {"RUST_LOG": _QUIET} | {
         name: value
         for name, value in environ.items()
         if not name.startswith(("RELAUNCH_", "HF_TOKEN")) and not name.lower().endswith("_proxy")
