@@ -283,13 +283,21 @@ def built(loaded: settings.Loaded) -> command.Command:
     return command.build(loaded, box, made, "/var/cache/huggingface/model")
 
 
-def test_the_gateway_knows_its_model_and_shares_the_replicas_keys(secret_files: Path) -> None:
+def test_the_gateway_is_composes_and_has_the_replicas_model_and_keys(secret_files: Path) -> None:
     (gateway,) = [pod for pod in pods("replicas") if pod not in servers("replicas")]
-    own = load(manifests.pod_environment(gateway, overlay("replicas")), secret_files).settings
+    assert gateway["spec"]["containers"][0]["args"] == compose_service("gateway")["command"]
+    here = manifests.pod_environment(gateway, overlay("replicas"))
+    own = load(here, secret_files).settings
+    shell = {"RELAUNCH_REPLICAS": here["RELAUNCH_REPLICAS"], "RELAUNCH_SERVED_MODEL_NAME": "glm-5"}
+    shell |= {"API_KEY_FILE": "x", "CONTROL_TOKEN_FILE": "x"}
+    compose = load(manifests.compose_environment("gateway", shell), secret_files).settings
+    code = "".join(file.read_text() for file in (ROOT / "entrypoint/gateway").glob("*.py"))
+    reads = set(re.findall(r"\bsettings\.(\w+)", code)) & set(settings.RECORDS)
+    assert {"replicas", "port", "control_port", "api_key", "control_token", "drain_timeout"} <= reads
+    assert {field: getattr(own, field) for field in reads} == {field: getattr(compose, field) for field in reads}
     served = load(environment(servers("replicas")[0], "replicas", 0), secret_files).settings
-    for field in ("served_model_name", "api_key", "control_token", "drain_timeout", "host", "port", "control_port"):
+    for field in ("served_model_name", "api_key", "control_token", "drain_timeout"):
         assert getattr(own, field) == getattr(served, field), field
-    assert own.served_model_name == "glm-5"
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
