@@ -31,6 +31,7 @@ from cases import LEAN, Case, table
 from served import CUT, ROOT, Failed, GpuMemory, Served, free_port
 from steps import STEPS, Bench
 
+NO_PREFILL_GRAPHS = "--disable-prefill-cuda-graph"
 CONFIGS = ROOT / "tests" / "plan" / "configs"
 _TOKENS = re.compile(r"#tokens: (\d+)")
 _FRACTION = re.compile(r"mem_fraction_static\W{1,3}([\d.]+)")
@@ -41,11 +42,13 @@ class Proof:
         self.options, self.pending = options, cases
         self.out: Path = options.out.resolve()
         self.out.mkdir(parents=True, exist_ok=True)
-        self.cache = self.out / "cache"
+        self.cache = (options.cache or self.out / "cache").resolve()
         self.began = time.monotonic()
         self.deadline = self.began + options.budget if options.budget else float("inf")
         self.results: list[dict[str, Any]] = []
         self.box, self.free = _box()
+        if options.gpu:
+            self.free = [gpu for gpu in self.free if gpu in options.gpu]
         if options.gpus:
             self.free = self.free[: options.gpus]
         self.changed = threading.Condition()
@@ -162,13 +165,15 @@ class Proof:
         (model / "config.json").write_text((CONFIGS / f"{case.model}.json").read_text())
         args, environment = LEAN[case.model] if self.options.lean else ("", {})
         args = f"{case.lean_args} {args}" if self.options.lean else ""
+        if case.graphs:
+            args = args.replace(NO_PREFILL_GRAPHS, "")
         words = f"--load-format dummy --skip-tokenizer-init {args} {self.options.engine_args}"
         return model, _first_wins(words), dict(environment)
 
     def _bare(self, case: Case, gpus: tuple[int, ...], result: dict[str, Any]) -> None:
         """sglang's own fraction and pool, without any flag about memory."""
         model, args, environment = self._model(case)
-        args = args.replace("--disable-prefill-cuda-graph", "")  # it would change the engine's own fraction
+        args = args.replace(NO_PREFILL_GRAPHS, "")  # it would change the engine's own fraction
         port = free_port(31000 + 2000 * gpus[0])
         command = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port),
                    *args.split()]  # fmt: skip
@@ -251,6 +256,8 @@ def main() -> int:
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--gpus", type=int, help="use no more than this many")
+    parser.add_argument("--gpu", type=int, action="append", help="use this one; may be given several times")
+    parser.add_argument("--cache", type=Path, help="compiled kernels; OUT/cache unless said")
     parser.add_argument("--budget", type=float, help="seconds; no case is started that would not end within")
     parser.add_argument("--minute", type=float, default=60.0, help="seconds of mixed load")
     parser.add_argument("--longest", type=int, default=1 << 20, help="tokens of a long prompt, at most")

@@ -78,7 +78,11 @@ class Served:
         self.state, self.log_path = folder / "state", folder / f"serve-{time.monotonic_ns()}.log"
         self.readings: dict[str, dict[str, float]] = {}
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RELAUNCH_")}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+        watcher = str(Path(__file__).with_name("peak"))
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), watcher, environ.get("PYTHONPATH")]))
+        self.peaks = folder / "peaks"
+        self.peaks.mkdir(parents=True, exist_ok=True)
+        environ["PROOF_PEAK"] = str(self.peaks)
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         environ |= {"RELAUNCH_STATE_DIR": str(self.state), "RELAUNCH_CACHE_DIR": str(cache),
                     "RELAUNCH_PORT": str(self.port), "RELAUNCH_CONTROL_PORT": str(self.control)}  # fmt: skip
@@ -139,6 +143,17 @@ class Served:
         status, text = self.get("/metrics", timeout=2.0)
         for rank, name, value in _READING.findall(text) if status == 200 and isinstance(text, str) else []:
             self.readings.setdefault(name, {})[rank] = float(value)
+
+    def torch(self) -> dict[str, float]:
+        """What torch's allocator of the engine now running held at most so far, and holds now; GiB, worst rank."""
+        living, worst = {process.pid for process in self.tree()}, dict[str, float]()
+        for path in self.peaks.glob("*.json"):
+            if int(path.stem) not in living:
+                continue
+            for name, value in json.loads(path.read_text()).items():
+                if name != "device":
+                    worst[name] = max(worst.get(name, 0.0), round(value / (1 << 30), 2))
+        return worst
 
     def log_tail(self, size: int = 1500) -> str:
         return self.log_path.read_text(errors="replace")[-size:]

@@ -51,7 +51,8 @@ def ready(bench: Bench, _: float) -> dict[str, Any]:
     bench.served.read()
     plan = bench.served.get("/plan")[1]
     compared = account.compare(plan, bench.served.readings)
-    return {"seconds": took, "account": compared, "free_gib": round(bench.memory.free() / GIB, 2)}
+    free = round(bench.memory.free() / GIB, 2)
+    return {"seconds": took, "account": compared, "free_gib": free, "torch_gib": bench.served.torch()}
 
 
 def _parallel(bench: Bench, prompts: list[list[int]], seconds: float) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def _parallel(bench: Bench, prompts: list[list[int]], seconds: float) -> dict[st
         "answered": sum(answers),
         "seconds": round(time.monotonic() - began, 2),
         "least_free_gib": None if least is None else round(least / GIB, 2),
+        "torch_gib": bench.served.torch(),
     }
 
 
@@ -124,6 +126,7 @@ def mixed(bench: Bench, seconds: float) -> dict[str, Any]:
         "answered": sum(answers),
         "seconds": round(time.monotonic() - began, 2),
         "least_free_gib": None if least is None else round(least / GIB, 2),
+        "torch_gib": bench.served.torch(),
     }
 
 
@@ -137,7 +140,7 @@ def _hurt(bench: Bench, sig: signal.Signals, rank: int) -> dict[str, Any]:
     served.until(lambda: len(served.history()["boots"]) > boots, 180, "the next start")
     respawn = round(time.monotonic() - at, 2)
     left = [process.pid for process in served.tree() if old.get(process.pid) == process.create_time()]
-    back = bench.memory.back_after(at)
+    back = bench.memory.back_after(at)  # on every GPU: the least free one is what is sampled
     served.until_ready(bench.boot_seconds * 3)
     return {
         "signal": sig.name,
@@ -163,9 +166,8 @@ def stop(bench: Bench, rank: float) -> dict[str, Any]:
 def kill_loading(bench: Bench, rank: float) -> dict[str, Any]:
     """SIGKILL a rank while weights load, at the first start."""
     served = bench.served
-    served.until(lambda: "Load weight begin" in served.log_path.read_text(errors="replace"), 240, "loading")
-    served.scheduler(int(rank)).kill()
-    return {"rank": int(rank)}
+    served.until(lambda: "Load weight begin" in served.log_path.read_text(errors="replace"), 240, "loading", 0.01)
+    return _hurt(bench, signal.SIGKILL, int(rank))
 
 
 def hold(bench: Bench, gib: float) -> dict[str, Any]:

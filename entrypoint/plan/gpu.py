@@ -15,7 +15,7 @@ from ..checkpoint_geometry import Geometry
 from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
-from . import backends, cautions, explain_choice, kernel_limits, kv, layout, nodes, pipeline, solve
+from . import backends, cautions, explain_choice, kernel_limits, kv, layout, memory, nodes, pipeline, solve
 from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
@@ -30,6 +30,8 @@ CHUNKS = (4096, 2048, 1024)
 # An unchunked prefill may carry --max-prefill-tokens at once.
 UNCHUNKED = 16384
 TOKENS_PER_REQUEST = 4096
+# An operator's own, by this name or the older PYTORCH_CUDA_ALLOC_CONF, wins.
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
 MAX_REQUESTS = 256
 # On SM120 a full list of graphs hung for minutes, ran out of memory at 512, and dominates the boot.
 MAX_REQUESTS_SM120 = 64
@@ -85,11 +87,15 @@ def make(
             derived,
         )
     case, result = _fit(choices, wishes, case, derived)
+    shares = [memory.allocator_share(gpu, parallel, inventory.nvlink, case.margin) for gpu in gpus]
+    env = {ALLOCATOR: f"per_process_memory_fraction:{min(shares)}"}
+    choices.note(ALLOCATOR, env[ALLOCATOR], "torch's cache stays out of the margin and of what others will still take")
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
     warnings += [*kernel_limits.cautions(wishes, g, sm), *cautions.mixed(gpus), *cautions.page(wishes, case.page)]
     warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
     reasons += result.reasons
-    return _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
+    planned, reasons = _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
+    return replace(planned, env={**env, **planned.env}), reasons
 
 
 def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) -> tuple[dict[str, float], str | None]:

@@ -6,6 +6,7 @@ are of sglang 0.5.23 on H200 (dummy weights) unless they say otherwise. Sizes in
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..checkpoint_geometry import Geometry
@@ -39,6 +40,8 @@ FORMULA_TOKEN, FORMULA_TOKENS, FORMULA_FLOOR = 1.5, 2048, 10 * GIB
 # What goes between baseline and pool without being weights: 14 boots on H200 found -3 to 27 MiB less than the account.
 # Taken off the pool, so that the plan does not promise what is not there.
 DRIFT = 32 * MIB
+# SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION
+LOGITS_SHARE = 0.2
 # Multimodal models: SGLANG_VLM_CACHE_SIZE_MB is taken out of the KV budget (mm_runtime_reservation_gb).
 MULTIMODAL = 100 * MIB
 
@@ -56,6 +59,20 @@ def before_weights(parallel: Parallel, nvlink: bool) -> int:
     if not nvlink:
         return CONTEXT + NCCL_PCIE
     return CONTEXT + next((size for ranks, size in NCCL_NVLINK.items() if world <= ranks), NCCL_NVLINK[8])
+
+
+def allocator_share(gpu: Gpu, parallel: Parallel, nvlink: bool, margin: int) -> float:
+    """The share of the card that torch's allocator may hold, its cache included (``per_process_memory_fraction``).
+
+    Blocks that grow from step to step (the sparse indexer's logits: 64 MiB more with every 4,096 tokens of a prompt)
+    are each taken anew while the old ones stay cached: eight prompts of 60,000 tokens left 0.81 GiB of 8.37 on H200.
+    torch gives its cache back before it fails, but kernels that load late and communicators do not ask it to. Rounded
+    down; of the whole card, so that memory that others give back before the start never makes it too small."""
+    total = gpu.total_bytes - min(RESERVED, gpu.total_bytes // 40)
+    world = parallel.tp * parallel.pp
+    late = RUNTIME // 2 + (PARALLEL * world // 8 if world > 1 else 0)
+    kept = before_weights(parallel, nvlink) + late + margin
+    return math.floor(max(0.0, 1 - kept / max(1, total)) * 10_000) / 10_000
 
 
 _ENDLESS = 1 << 62
@@ -128,10 +145,19 @@ def activations(g: Geometry, parallel: Parallel, load: Load) -> int:
     return 192 * MIB + per_token * max(load.chunk, 256)
 
 
-def scratch(g: Geometry, load: Load, slack: float) -> int:
-    """The sparse indexer's fp32 logits [chunk, context], cut to a fifth of the non-static part
-    (layers/attention/mqa_logits_utils.py)."""
-    return int(min(load.chunk * load.context * 4, 0.2 * slack)) if g.dsa else 0
+def scratch(g: Geometry, load: Load, slack: float, tokens: int) -> int:
+    """The sparse indexer beside the activations (layers/attention/dsa/dsa_indexer.py:_get_topk_ragged).
+
+    It gathers the index keys of every sequence of the step (one column each, rows of ``index_head_dim`` bytes and
+    their scales) and scores all rows of the step against all columns in fp32. A matrix above a fifth of what is free
+    at the first long prefill (layers/attention/mqa_logits_utils.py, at most a fifth of the non-static part) is cut by
+    rows, and a piece is dropped only when the next one stands: two at a time. ``slack``: bytes of the non-static
+    part; ``tokens``: what the KV pool holds at most."""
+    if not g.dsa:
+        return 0
+    columns = -(-min(load.requests * load.context, max(tokens, load.context)) // g.index_kpool)
+    keys = columns * (g.index_head_dim + g.index_head_dim // 128 * 4)
+    return keys + int(min(load.chunk * columns * 4, 2 * LOGITS_SHARE * max(0.0, slack - graphs(g, load))))
 
 
 def request_table(load: Load) -> int:

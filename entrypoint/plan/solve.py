@@ -117,11 +117,11 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     return size, peak, unmatched
 
 
-def need(case: Case, load: Load, slack: float, *, margin: bool = True) -> int:
-    """Bytes that must stay outside weights and KV for ``load``."""
+def need(case: Case, load: Load, slack: float, tokens: int) -> int:
+    """Bytes that must stay outside weights and KV for ``load``, with the margin. ``tokens``: of the pool, at most."""
     g, parallel = case.g, case.parallel
     size = graph_bytes(case, load) + memory.activations(g, parallel, load) + memory.runtime(g, parallel, load)
-    return size + memory.scratch(g, load, slack) + (case.margin if margin else 0)
+    return size + memory.scratch(g, load, slack, tokens) + case.margin
 
 
 def graph_bytes(case: Case, load: Load) -> int:
@@ -132,13 +132,15 @@ def graph_bytes(case: Case, load: Load) -> int:
     return memory.graphs(case.g, load)
 
 
-def slack_needed(case: Case, pre: int, total: int) -> float:
+def slack_needed(case: Case, pre: int, total: int, most: int) -> float:
     """Bytes of ``pre`` that the fraction must leave: our account with the margin, and never less than sglang
-    would set aside for the same chunk and graphs. The indexer's scratch is a fifth of the answer itself."""
-    base = need(case, case.reserve, 0.0)
-    ours = base
+    would set aside for the same chunk and graphs. The indexer's logits are a share of the answer itself. ``most``:
+    tokens that the pool could hold."""
+    ours = float(need(case, case.reserve, 0.0, most))
     if case.g.dsa:
-        ours = int(min(base + case.reserve.chunk * case.reserve.context * 4, base / 0.8))
+        share = 2 * memory.LOGITS_SHARE
+        limited = (ours - share * memory.graphs(case.g, case.reserve)) / (1 - share)
+        ours = min(float(need(case, case.reserve, math.inf, most)), max(ours, limited))
     return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
@@ -167,9 +169,9 @@ def solve(case: Case) -> Result:
         for stage in range(parallel.pp)
     ]
     # The pools allocate one page more than they count.
-    slack = (
-        slack_needed(case, pre, total) + case.page * max(pool.cell for pool in pools) + memory.MULTIMODAL * g.multimodal
-    )
+    most = _most_tokens(case, pres, held, pools)
+    slack = slack_needed(case, pre, total, most) + memory.MULTIMODAL * g.multimodal
+    slack += case.page * max(pool.cell for pool in pools)
     recommended = max(0.0, math.floor((1 - slack / pre) * 1000 + 1e-9) / 1000) if pre else 0.0
     fraction = case.fraction if case.fraction is not None else recommended
 
@@ -199,7 +201,7 @@ def solve(case: Case) -> Result:
         tokens = min(tokens, case.token_limit // case.page * case.page)
     default = least(tokens_at(memory.engine_default(g, parallel, total))[0])
     accounts, short = _accounts(case, pres, held, pools, tokens, state, pre * (1 - fraction))
-    reasons, warnings = _verdict(case, pres, held, tokens, fraction, recommended, short, accounts)
+    reasons, warnings = _verdict(case, pres, held, tokens, most, fraction, recommended, short, accounts)
     state_slots = state // pools[0].state - 1 if pools[0].state else None
     unmatched = tuple(sorted({name for _, _, names in held for name in names}))
     return Result(
@@ -221,6 +223,15 @@ def solve(case: Case) -> Result:
     )
 
 
+def _most_tokens(
+    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools]
+) -> int:
+    """Tokens that the pool would hold if nothing but weights stood beside it."""
+    room = min(pres, default=0) - max(size for size, _, _ in held)
+    most = min((int(max(0, room) / pool.cell) for pool in pools if pool.cell), default=0)
+    return most if case.token_limit is None else min(most, case.token_limit)
+
+
 def _accounts(
     case: Case,
     pres: tuple[int, ...],
@@ -238,7 +249,7 @@ def _accounts(
         size, peak, _ = held[stage]
         pool = int((tokens + case.page) * pools[stage].cell) + (state if pools[stage].state else 0) if tokens else 0
         graph = graph_bytes(case, case.load)
-        active = memory.activations(case.g, case.parallel, case.load) + memory.scratch(case.g, case.load, slack)
+        active = memory.activations(case.g, case.parallel, case.load) + memory.scratch(case.g, case.load, slack, tokens)
         running = memory.runtime(case.g, case.parallel, case.load) + (memory.MULTIMODAL if case.g.multimodal else 0)
         left = pre - size - pool - graph - active - running
         short = max(short, case.margin - left)
@@ -266,6 +277,7 @@ def _verdict(
     pres: tuple[int, ...],
     held: list[tuple[int, int, tuple[str, ...]]],
     tokens: int,
+    most: int,
     fraction: float,
     recommended: float,
     short: int,
@@ -291,7 +303,7 @@ def _verdict(
         reasons.append(Problem(f"{what}, {format_bytes(pre)} can be had"))
     elif case.fraction is not None:
         least = max(
-            need(case, case.reserve, pre * (1 - fraction)),
+            need(case, case.reserve, pre * (1 - fraction), most),
             memory.engine_reserve(case.g, case.parallel, case.reserve, case.gpus[0].total_bytes, floor=False)
             + case.margin,
         )
