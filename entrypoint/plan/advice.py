@@ -61,6 +61,7 @@ class Advisor:
         self.plan, self.loaded, self.inventory, self._retry = plan, loaded, inventory, retry
         self._given = flag_table.parse(loaded.settings.engine_args)
         self._fixed = {d.setting: d.value for d in plan.decisions if d.source not in ("computed", "default")}
+        self._nodes = loaded.settings.nnodes
         self._left = MOST
 
     def reasons(self, problems: list[Problem]) -> tuple[str, ...]:
@@ -145,15 +146,20 @@ class Advisor:
 
     def _layouts(self) -> Iterator[Fix]:
         """Other tensor sizes on this box, then some of its GPUs alone."""
-        now, here = self.plan.parallel.get("tp", 1), len(self.inventory.gpus)
+        now, here = self.plan.parallel.get("tp", 1), len(self.inventory.gpus) * self._nodes
         yield from ({"tp": tp} for tp in range(1, here + 1) if tp > now)
         if self.plan.parallel.get("pp", 1) > 1:
             yield {"pp": 1, "tp": None}
         yield from alone(self.inventory.gpus)
 
     def _elsewhere(self) -> Iterator[Fix]:
-        """More GPUs of the same kind."""
+        """More GPUs of the same kind, or more boxes where there are several."""
         now, pp = self.plan.parallel.get("tp", 1), self.plan.parallel.get("pp", 1)
+        if self._nodes > 1:
+            now = min(now, len(self.inventory.gpus))
+            more = (self._nodes * 2, self._nodes * 4)
+            yield from ({"nnodes": nodes, "tp": now, "pp": nodes} for nodes in more if self.inventory.gpus)
+            return
         for tp in (now * 2, now * 4, now * 8):
             if self.inventory.gpus and tp <= 64 and tp * pp > len(self.inventory.gpus):
                 yield {"tp": tp, GPUS: tp * pp}

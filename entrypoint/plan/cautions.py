@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..checkpoint_geometry import Geometry
 from ..hardware import Gpu
 from ..units import GIB
-from . import solve
+from . import nodes, pipeline, solve
 from .kernel_limits import OLDEST
 from .problem import VISIBLE, Problem
+from .sharding import Parallel
 from .wish import Wishes
 
 # Flags that move memory in ways that no term here follows.
@@ -91,6 +93,44 @@ def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Problem | None:
         f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
     )
     return None if has else Problem("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
+
+
+def boxes(wishes: Wishes, case: solve.Case, here: int) -> Iterator[str]:
+    """What several nodes of ``here`` GPUs each should hear. Nothing on one node."""
+    parallel = case.parallel
+    if parallel.nodes == 1:
+        return
+    yield f"planned for {parallel.nodes} boxes like this one: what the others really hold is not looked at"
+    if 0 < parallel.per_node < here:
+        yield f"{here - parallel.per_node} of the {here} GPUs of each box stay idle"
+    if parallel.span > 1:
+        yield _wide(wishes, case)
+    if wishes.seen("NCCL_IB_DISABLE") == "1":
+        yield "NCCL_IB_DISABLE=1: between the boxes NCCL takes TCP alone; set it to 0 if they have InfiniBand or RoCE"
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if wishes.seen(name) == "lo":
+            yield f"{name}=lo: ranks meet over the loopback alone, which reaches no other box"
+
+
+def _wide(wishes: Wishes, case: solve.Case) -> str:
+    """A tensor-parallel group over several boxes, in numbers."""
+    parallel, g = case.parallel, case.g
+    crossing = nodes.network(g, parallel, case.load)
+    assert crossing is not None and crossing["tensor"] is not None
+    wide = crossing["tensor"]
+    prefill, decode = nodes.size(wide["bytes_per_prefill_step"]), nodes.size(wide["bytes_per_decode_step"])
+    text = (
+        f"TP={parallel.tp} lies over {parallel.span} boxes: {wide['all_reduces']} all-reduces of every step cross the "
+        f"network, one after the other; each box sends at least {prefill} for {crossing['prefill_tokens']} tokens of "
+        f"prefill and {decode} for a decode step of {crossing['decode_tokens']} requests"
+    )
+    stages = parallel.pp * parallel.span
+    if parallel.tp % parallel.span or stages > g.layers or not pipeline.possible(wishes, g):
+        return text
+    narrow = Parallel(parallel.tp // parallel.span, stages, nodes=parallel.nodes)
+    pipe = (nodes.network(g, narrow, case.load) or {})["pipeline"]
+    prefill, decode = nodes.size(pipe["bytes_per_prefill_step"]), nodes.size(pipe["bytes_per_decode_step"])
+    return f"{text}; TP={narrow.tp} with PP={stages} would send {prefill} and {decode}, in one message"
 
 
 def cautions(checkpoint: Checkpoint, g: Geometry, result: solve.Result, wishes: Wishes, case: solve.Case) -> list[str]:

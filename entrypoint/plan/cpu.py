@@ -86,6 +86,9 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
         if choices.value(name) != 1:
             text = f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU"
             reasons.append(Problem(text, ({name: 1},)))
+    if wishes.settings.nnodes > 1:
+        text = f"NNODES={wishes.settings.nnodes}: two ranks do not run on the CPU"
+        reasons.append(Problem(text, ({"nnodes": 1, "node_rank": 0},)))
     if backend not in CPU_ATTENTION:
         text = f"ATTENTION_BACKEND={backend} has no kernels for the CPU"
         reasons.append(Problem(text, ({"attention_backend": None},)))

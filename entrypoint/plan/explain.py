@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..units import format_bytes
+from . import explain_boxes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -28,7 +29,10 @@ VALUES = (
     "chunked_prefill_size", "cuda_graph_max_bs", "kv_cache_dtype", "attention_backend", "moe_runner_backend",
     "fp4_gemm_backend",
 )  # fmt: skip
+KEYS = (*(name for name, *_ in PARTS), "load_peak_bytes")
 BAR = 56
+# Columns of numbers that fit beside their names.
+COLUMNS = 4
 
 
 # What a terminal without Unicode shows instead.
@@ -77,8 +81,11 @@ def _parts(document: Mapping[str, Any], width: int) -> Any:
     for reason in document.get("reasons") or ():
         parts.append(Text(f"  - {reason}", style="red"))
     if document.get("per_gpu"):
-        parts += ["", *_bars(document), _numbers(document["per_gpu"])]
-    parts += ["", _values(document), "", *_decisions(document, width)]
+        parts += ["", *_bars(document), *_numbers(document["per_gpu"])]
+    parts += ["", _values(document)]
+    if document.get("network"):
+        parts += ["", *explain_boxes.network(document, width), "", *explain_boxes.against_one(document)]
+    parts += ["", *_decisions(document, width)]
     for warning in document.get("warnings") or ():
         parts.append(Text(f"warning: {warning}", style="yellow"))
     argv = (document.get("engine") or {}).get("argv") or []
@@ -93,6 +100,8 @@ def _headline(document: Mapping[str, Any]) -> Any:
     model, parallel = document.get("model") or {}, document.get("parallel") or {}
     gpus = document.get("gpus") or []
     box = f"{len(gpus)}x {gpus[0]['name']}" if gpus else "the CPU"
+    if gpus and len(document.get("nodes") or ()) > 1:
+        box = f"{len(document['nodes'])} boxes of {box}"
     size = f", {format_bytes(model['bytes'])} in {model['tensors']} tensors" if model.get("bytes") else ""
     layout = " ".join(
         f"{name}={parallel[name]}" for name in ("tp", "pp", "ep", "dp_attention") if parallel.get(name, 1) != 1
@@ -105,21 +114,18 @@ def _headline(document: Mapping[str, Any]) -> Any:
 
 
 def _bars(document: Mapping[str, Any]) -> list[Any]:
+    """A bar a GPU; on several boxes one for all that are alike in a box, under what the box holds."""
     from rich.text import Text
 
+    totals = {gpu["index"]: gpu["total_bytes"] for gpu in document["gpus"]}
     lines: list[Any] = []
-    for account in document["per_gpu"]:
-        total = next((g["total_bytes"] for g in document["gpus"] if g["index"] == account["index"]), 0) or 1
-        line = Text(f"GPU {account['index']:<2} ", no_wrap=True)
-        used, drawn = 0, 0
-        for name, _, letter, colour in PARTS:
-            used += account.get(name) or 0
-            until = min(BAR, round(used / total * BAR))
-            # A part too small for a letter shows none rather than another's room.
-            line.append(letter * max(0, until - drawn), style=colour)
-            drawn = max(drawn, until)
-        line.append(" " * (BAR - drawn) + f" {format_bytes(total)}")
-        lines.append(line)
+    boxes = document.get("nodes") or ()
+    if len(boxes) < 2:
+        lines += [_bar(f"GPU {row['index']:<2} ", row, totals) for row in document["per_gpu"]]
+    for box in boxes if len(boxes) > 1 else ():
+        lines.append(Text(explain_boxes.heading(box), style="italic"))
+        alike = explain_boxes.kinds([row for row in document["per_gpu"] if row["node"] == box["rank"]], KEYS)
+        lines += [_bar(f"GPU {explain_boxes.span([i for _, i in own]):<3} ", row, totals) for row, own in alike]
     legend = [Text(" " * 6)]
     for name, label, letter, colour in PARTS:
         if any(account.get(name) for account in document["per_gpu"]):
@@ -130,23 +136,38 @@ def _bars(document: Mapping[str, Any]) -> list[Any]:
     return [*lines, *legend]
 
 
-def _numbers(accounts: list[Mapping[str, Any]]) -> Any:
+def _bar(label: str, account: Mapping[str, Any], totals: Mapping[int, int]) -> Any:
+    from rich.text import Text
+
+    total = totals.get(account["index"]) or 1
+    line = Text(label, no_wrap=True)
+    used, drawn = 0, 0
+    for name, _, letter, colour in PARTS:
+        used += account.get(name) or 0
+        until = min(BAR, round(used / total * BAR))
+        # A part too small for a letter shows none rather than another's room.
+        line.append(letter * max(0, until - drawn), style=colour)
+        drawn = max(drawn, until)
+    line.append(" " * (BAR - drawn) + f" {format_bytes(total)}")
+    return line
+
+
+def _numbers(accounts: list[Mapping[str, Any]]) -> list[Any]:
     """One column for GPUs with the same numbers."""
     from rich.table import Table
+    from rich.text import Text
 
-    kinds: dict[tuple[Any, ...], list[int]] = {}
-    for account in accounts:
-        key = (*(account.get(name) for name, *_ in PARTS), account["load_peak_bytes"])
-        kinds.setdefault(key, []).append(account["index"])
+    kinds = explain_boxes.kinds(accounts, KEYS)
+    shown = kinds[:COLUMNS]
     table = Table(box=None, pad_edge=False, show_header=len(kinds) > 1)
     table.add_column("")
-    for indices in list(kinds.values())[:4]:
-        table.add_column("GPU " + ",".join(map(str, indices)), justify="right")
+    for _, own in shown:
+        table.add_column(explain_boxes.whose(own, accounts), justify="right")
     labels = [label for _, label, *_ in PARTS] + ["peak while loading"]
-    for row, label in enumerate(labels):
-        cells = [format_bytes(key[row]) if key[row] is not None else "-" for key in list(kinds)[:4]]
-        table.add_row(label, *cells)
-    return table
+    for label, key in zip(labels, KEYS, strict=True):
+        table.add_row(label, *(format_bytes(row[key]) if row.get(key) is not None else "-" for row, _ in shown))
+    left = len(kinds) - len(shown)
+    return [table, *([Text(f"and {left} more that differ: relaunch plan --json", style="italic")] if left > 0 else [])]
 
 
 def _values(document: Mapping[str, Any]) -> Any:

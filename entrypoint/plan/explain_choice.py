@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..units import format_bytes
-from . import memory, solve
+from . import memory, nodes, pipeline, solve
 from .parts import Choices
 from .wish import Wishes
 
@@ -30,11 +30,14 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
         "context_length", context, f"what the model allows and the pool holds: {whole} requests of that length at once"
     )
     requests = case.load.requests * case.parallel.dp
+    part = pipeline.microbatch(wishes, requests, case.parallel)
+    turns = f"; each stage decodes {part} of them at a time" if case.parallel.pp > 1 else ""
     choices.take("max_running_requests", requests, f"{result.tokens // max(1, case.load.requests)} KV tokens each "
                                                    f"when all run; "
-                 f"its table takes {format_bytes(memory.request_table(case.load))}")  # fmt: skip
+                 f"its table takes {format_bytes(memory.request_table(case.load))}{turns}")  # fmt: skip
     choices.take("cuda_graph_max_bs", case.load.graph_bs, f"every running request decodes from a graph; "
                  f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured")  # fmt: skip
+    _tell_network(choices, case)
     if case.token_limit is not None:
         choices.take(
             "max_total_tokens", case.token_limit, "what was asked for and no more, with a prefill step cut for it"
@@ -45,6 +48,25 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
             sorted(case.readings),
             "an earlier boot measured these; they replace the formulas",
             source="learned",
+        )
+
+
+def _tell_network(choices: Choices, case: solve.Case) -> None:
+    crossing = nodes.network(case.g, case.parallel, case.load)
+    pipe = crossing["pipeline"] if crossing else None
+    if crossing is None or pipe is None:
+        return
+    choices.explain(
+        "pp",
+        f"from box to box {nodes.size(pipe['bytes_per_prefill_step'])} for {crossing['prefill_tokens']} tokens of "
+        f"prefill, {nodes.size(pipe['bytes_per_decode_step'])} for a decode step of {crossing['decode_tokens']}",
+    )
+    if case.parallel.partition:
+        choices.note(
+            pipeline.PARTITION,
+            ",".join(map(str, case.parallel.partition)),
+            "layers of each stage, set in the engine's environment",
+            source="environment",
         )
 
 

@@ -92,6 +92,7 @@ def make(
     choices.note(ALLOCATOR, env[ALLOCATOR], "torch's cache stays out of the margin and of what others will still take")
     explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
     warnings += [*kernel_limits.cautions(wishes, g, sm), *cautions.mixed(gpus), *cautions.page(wishes, case.page)]
+    warnings += cautions.boxes(wishes, case, len(inventory.gpus))
     warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
     reasons += result.reasons
     planned, reasons = _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)

@@ -91,7 +91,7 @@ def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Problem | N
     for stages in (nodes, 1):
         size = largest_tp(g, here * nodes // stages, nodes // stages)
         fixes += [{"pp": stages}, {"pp": stages, "tp": size}]
-    text = f"TP={tp} with PP={pp} cannot be dealt out over {nodes} boxes: each takes whole stages, or an equal share of one"
+    text = f"TP={tp} with PP={pp} does not come out even over {nodes} boxes: each takes whole stages or a share of one"
     return Problem(text, tuple(fixes))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checkpoint_geometry import Geometry
+from ..units import MIB, format_bytes
 from . import solve
 from .memory import Load
 from .plan import Account, Plan
@@ -101,6 +102,11 @@ def _shared(g: Geometry, parallel: Parallel) -> int:
     """Indices per token where a stage begins with a layer that has no indexer of its own."""
     starts = [parallel.layers(g.layers, stage).start for stage in range(1, parallel.pp)]
     return g.index_topk * _INDEX if g.dsa and any(start not in g.indexer_layers for start in starts) else 0
+
+
+def size(count: float) -> str:
+    """A message's size, with a decimal where it is small."""
+    return f"{count / MIB:.1f} MiB" if MIB <= count < 10 * MIB else format_bytes(count)
 
 
 def one_box(plan: Plan, alone: Plan) -> Document:

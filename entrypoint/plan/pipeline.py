@@ -12,8 +12,7 @@ from .wish import Wishes
 
 # Architectures of models/*.py whose forward takes no pp_proxy_tensors: model_runner.py refuses them with "Pipeline
 # Parallel is not compatible with this model". A test reads them out of the installed engine again.
-WHOLE = frozenset(
-    """
+_NAMES = """
     AfmoeForCausalLM BaichuanForCausalLM BertForSequenceClassification BertModel CLIPModel ChatGLMModel
     Cohere2ForCausalLM Cohere2MoeForCausalLM Cohere2VisionForConditionalGeneration CohereForCausalLM Contriever
     DbrxForCausalLM DeepseekForCausalLM DeepseekOCRForCausalLM DeepseekVL2ForCausalLM
@@ -47,8 +46,8 @@ WHOLE = frozenset(
     StepVLForConditionalGeneration TorchNativeLlamaForCausalLM TorchNativePhi3ForCausalLM UnlimitedOCRForCausalLM
     VoxtralForConditionalGeneration WhisperForConditionalGeneration XLMRobertaForSequenceClassification
     XLMRobertaModel XverseForCausalLM XverseMoeForCausalLM YiVLForCausalLM
-    """.split()
-)
+    """
+WHOLE = frozenset(_NAMES.split())
 # Draft stages: the engine's switch for drafts on the last stage (arg_groups/validation_hook.py).
 DRAFT_SWITCH = "SGLANG_ENABLE_PP_SPEC"
 PARTITION = "SGLANG_PP_LAYER_PARTITION"

@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes on GPU ``index`` of ``node``. total = baseline + weights + kv + graph + activation + runtime + margin + free;
-    ``load_peak_bytes`` stands beside the sum. ``kv_bytes`` and ``free_bytes`` are None when infeasible."""
+    """Bytes on GPU ``index`` of ``node``: total = baseline + weights + kv + graph + activation + runtime + margin +
+    free; ``load_peak_bytes`` stands beside the sum. ``kv_bytes`` and ``free_bytes`` are None when infeasible."""
 
     index: int
     baseline_bytes: int
