@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.doors, pytest.mark.timeout(600)]
 
 # Fixed by the image: where things are inside it, and what the published ports lead to.
 FIXED = {"HOST", "PORT", "CONTROL_HOST", "CONTROL_PORT", "STATE_DIR", "CACHE_DIR", "ON_GIVE_UP"}
+# What the gateway alone reads.
+GATEWAY = {"REPLICAS"}
 # Given as files, never as values.
 SECRET = {"API_KEY", "ADMIN_API_KEY", "CONTROL_TOKEN"}
 
@@ -30,9 +32,10 @@ def config(docker: Docker) -> dict[str, Any]:
 def test_every_setting_reaches_the_container_under_its_own_name(config: dict[str, Any]) -> None:
     passed = {name for name in config["relaunch"]["environment"] if name.startswith(settings.PREFIX)}
     known = {record.name for record in settings.RECORDS.values()}
-    expected = {name for name in known if name.removeprefix(settings.PREFIX) not in FIXED | SECRET}
+    expected = {name for name in known if name.removeprefix(settings.PREFIX) not in FIXED | SECRET | GATEWAY}
     expected |= {f"{settings.PREFIX}{name}_FILE" for name in SECRET}
     assert passed == expected, "add the new setting to `environment` in compose.yaml, or to FIXED or SECRET here"
+    assert {settings.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
 
 
 def test_nothing_set_means_nothing_passed(docker: Docker) -> None:
@@ -63,14 +66,14 @@ def test_gpu_service_reserves_all_gpus_and_the_rehearsal_none(config: dict[str, 
     assert config["rehearsal"]["profiles"] == ["rehearsal"]
 
 
-def test_both_services_are_confined(config: dict[str, Any]) -> None:
+def test_every_service_is_confined(config: dict[str, Any]) -> None:
     for service in config.values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["user"] == "10001:0"
         assert "ipc" not in service and "privileged" not in service
-        assert {port["host_ip"] for port in service["ports"]} == {"127.0.0.1"}
+        assert {port["host_ip"] for port in service.get("ports", ())} <= {"127.0.0.1"}
         assert service["restart"] == "unless-stopped"
         assert service["logging"]["options"] == {"max-file": "5", "max-size": "50m"}
         assert service["image"] == "relaunch:local"
@@ -80,9 +83,26 @@ def test_shared_memory_is_for_eight_ranks(config: dict[str, Any]) -> None:
     assert int(config["relaunch"]["shm_size"]) >= (8 + 1) << 30
 
 
-def test_ports_of_the_two_services_do_not_collide(config: dict[str, Any]) -> None:
-    published = [port["published"] for service in config.values() for port in service["ports"]]
-    assert len(published) == len(set(published)) == 4
+def test_ports_of_the_services_do_not_collide(config: dict[str, Any]) -> None:
+    published = [port["published"] for service in config.values() for port in service.get("ports", ())]
+    assert len(published) == len(set(published)) == 6
+    assert "ports" not in config["replica"], "two containers cannot publish one port"
+
+
+def test_up_without_a_name_starts_what_it_always_did(docker: Docker) -> None:
+    assert docker("compose", "config", "--services").stdout.split() == ["relaunch"]
+
+
+def test_the_gateway_finds_the_replicas_by_their_services_name(docker: Docker) -> None:
+    services = json.loads(docker("compose", "--profile", "gateway", "config", "--format", "json").stdout)["services"]
+    assert services["gateway"]["command"] == ["gateway"]
+    assert services["gateway"]["environment"]["RELAUNCH_REPLICAS"] == "replica"
+    assert services["replica"]["deploy"]["replicas"] == 2
+    assert services["replica"]["environment"]["RELAUNCH_PRESET"] == "rehearsal"
+    # State of its own for each: a second supervisor on the same state is refused.
+    assert {volume.get("source") for volume in services["replica"]["volumes"]} <= {None, ""}
+    boxes = docker("compose", "--profile", "gateway", "config", env={"RELAUNCH_REPLICAS": "box-1,box-2"}).stdout
+    assert "RELAUNCH_REPLICAS: box-1,box-2" in boxes
 
 
 def test_api_key_comes_from_a_file(docker: Docker, tmp_path: Any) -> None:

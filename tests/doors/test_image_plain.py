@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,31 @@ def test_bill_of_materials_lists_what_is_installed(docker: Docker, plain: Image)
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     names = {component["purl"].split("@")[0] for component in document["components"]}
     assert {"pkg:pypi/pydantic", "pkg:pypi/uvicorn", "pkg:deb/debian/tini"} <= names
-    locked = hashlib.sha256((ROOT / "locks/runtime.txt").read_bytes()).hexdigest()
-    assert {"name": "relaunch:lock:runtime:sha256", "value": locked} in document["metadata"]["properties"]
+    for lock in ("runtime", "gateway"):
+        locked = hashlib.sha256((ROOT / f"locks/{lock}.txt").read_bytes()).hexdigest()
+        assert {"name": f"relaunch:lock:{lock}:sha256", "value": locked} in document["metadata"]["properties"]
 
 
 def test_verbs_run_confined_with_any_uid(docker: Docker, plain: Image) -> None:
     for verb in ("config", "hardware"):
         run = docker("run", "--rm", *CONFINED, plain.name, verb, "--json")
         json.loads(run.stdout)
+
+
+def test_the_gateway_starts_confined_and_says_what_it_waits_for(docker: Docker, plain: Image) -> None:
+    """No engine, no state, nothing to write; and its own probe is the image's."""
+    name = docker("run", "-d", *CONFINED, "-e", "RELAUNCH_REPLICAS=127.0.0.1:9", plain.name, "gateway").stdout.strip()
+    try:
+        for _ in range(100):
+            probe = docker("exec", name, "/opt/relaunch/bin/healthy", check=False)
+            if "none of 1 replicas is ready" in probe.stdout:
+                break
+            time.sleep(0.2)
+        assert probe.returncode == 1 and "none of 1 replicas is ready" in probe.stdout
+        docker("stop", name)
+        assert docker("inspect", "-f", "{{.State.ExitCode}}", name).stdout.strip() == "0"
+    finally:
+        docker("rm", "-f", name)
 
 
 def test_wrong_verb_keeps_its_exit_code_through_pid_one(docker: Docker, plain: Image) -> None:
