@@ -215,9 +215,10 @@ class Gateway:
             member.requests += 1
             member.taken_over += replica != instead_of
 
-    def closed(self, replica: Replica) -> None:
+    def closed(self, replica: Replica, unanswered: bool) -> None:
         if member := self._members.get(replica):
             member.in_flight -= 1
+            member.unanswered += unanswered
 
     def unreachable(self, replica: Replica, why: str) -> None:
         if member := self._members.get(replica):

@@ -28,6 +28,7 @@ class Member:
     requests: int = 0
     taken_over: int = 0
     unreachable: int = 0
+    unanswered: int = 0
 
     def serves(self, generation: int) -> bool:
         """It is ready, and the router in its present life sends requests to it."""
@@ -42,6 +43,7 @@ class Member:
             "in_router": self.serves(generation),
             "in_flight": self.in_flight,
             "requests": self.requests,
+            "unanswered": self.unanswered,
         }
 
 
@@ -60,6 +62,11 @@ def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: i
     missed = CounterMetricFamily(
         "relaunch_gateway_unreachable", "Connections that the replica did not take.", labels=["replica"]
     )
+    lost = CounterMetricFamily(
+        "relaunch_gateway_unanswered_requests",
+        "Requests whose connection the replica ended without an answer.",
+        labels=["replica"],
+    )
     for replica, member in sorted(members.items()):
         name = [str(replica)]
         ready.add_metric(name, float(member.serves(generation)))
@@ -67,10 +74,11 @@ def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: i
         requests.add_metric(name, member.requests)
         taken.add_metric(name, member.taken_over)
         missed.add_metric(name, member.unreachable)
+        lost.add_metric(name, member.unanswered)
     up = GaugeMetricFamily("relaunch_gateway_router_up", "1 while the router answers.", value=float(router_up))
     starts = CounterMetricFamily("relaunch_gateway_router_starts", "Starts of the router.", value=generation)
     registry = CollectorRegistry()
-    registry.register(_Families([up, starts, ready, in_flight, requests, taken, missed]))
+    registry.register(_Families([up, starts, ready, in_flight, requests, taken, missed, lost]))
     ProcessCollector(namespace="relaunch", registry=registry)
     return generate_latest(registry)
 

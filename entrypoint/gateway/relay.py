@@ -32,7 +32,7 @@ class Fleet(Protocol):
 
     def candidates(self, own: Replica) -> Sequence[Replica]: ...
     def opened(self, replica: Replica, instead_of: Replica) -> None: ...
-    def closed(self, replica: Replica) -> None: ...
+    def closed(self, replica: Replica, unanswered: bool) -> None: ...
     def unreachable(self, replica: Replica, why: str) -> None: ...
 
 
@@ -92,19 +92,22 @@ class _Answer(_Half):
     def __init__(self, request: _Request, replica: Replica) -> None:
         self.peer = self._request = request
         self._replica = replica
+        self._answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._request.fleet.opened(self._replica, self._request.own)
 
     def data_received(self, data: bytes) -> None:
-        assert self.peer is not None and self.peer.transport is not None
-        self.peer.transport.write(data)
+        assert self._request.transport is not None
+        self._answered = True
+        self._request.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._request.fleet.closed(self._replica)
-        assert self.peer is not None
-        self.peer.end(exc is not None)
+        client = self._request.transport
+        waits = client is not None and not client.is_closing()
+        self._request.fleet.closed(self._replica, waits and (exc is not None or not self._answered))
+        self._request.end(exc is not None)
 
 
 class _Request(_Half):

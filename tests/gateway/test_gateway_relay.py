@@ -30,8 +30,10 @@ class Both:
         self.open[replica] += 1
         self.log.append(("opened", replica))
 
-    def closed(self, replica: Replica) -> None:
+    def closed(self, replica: Replica, unanswered: bool) -> None:
         self.open[replica] -= 1
+        if unanswered:
+            self.log.append(("unanswered", replica))
 
     def unreachable(self, replica: Replica, why: str) -> None:
         self.log.append(("unreachable", replica))
@@ -74,6 +76,7 @@ async def test_bytes_go_through_and_the_connection_ends_with_the_answer(stage: S
     assert seen.body == {"input": "x"} and seen.headers["connection"] == "close"
     assert not stage.engines[1].seen
     assert list(stage.fleet.open.values()) == [0, 0]
+    assert [what for what, _ in stage.fleet.log] == ["opened"]
 
 
 async def test_a_big_body_in_many_pieces_arrives_whole(stage: Stage) -> None:
@@ -95,6 +98,7 @@ async def test_what_an_engine_has_read_is_never_sent_again(stage: Stage) -> None
     assert await stage.ask() in (b"", b"reset")
     assert len(stage.engines[0].seen) == 1 and not stage.engines[1].seen
     assert list(stage.fleet.open.values()) == [0, 0]
+    assert [what for what, _ in stage.fleet.log] == ["opened", "unanswered"]
 
 
 async def test_a_stream_that_breaks_does_not_look_whole(stage: Stage) -> None:
