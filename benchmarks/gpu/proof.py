@@ -252,7 +252,7 @@ def _box() -> tuple[dict[str, Any], list[int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("proof"))
-    parser.add_argument("--only", action="append", help="a case's name; may be given several times")
+    parser.add_argument("--only", action="append", help="name of a case; may be given several times, and in order")
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--gpus", type=int, help="use no more than this many")
@@ -269,8 +269,8 @@ def main() -> int:
     unknown = {*(options.only or ()), *options.skip} - {case.name for case in cases}
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    chosen = set(options.only or [case.name for case in cases]) - set(options.skip)
-    cases = [case for case in cases if case.name in chosen]
+    named = {case.name: case for case in cases}
+    cases = [named[name] for name in options.only or named if name not in options.skip]
     if options.list:
         for case in cases:
             print(f"{case.name:26} {case.section:8} {case.model:20} {case.gpus} GPU, about {case.seconds:.0f} s warm")
