@@ -120,10 +120,12 @@ def _bars(document: Mapping[str, Any]) -> list[Any]:
     totals = {gpu["index"]: gpu["total_bytes"] for gpu in document["gpus"]}
     lines: list[Any] = []
     boxes = document.get("nodes") or ()
+    size = document["parallel"]["tp"]
     if len(boxes) < 2:
+        lines += [Text(explain_boxes.stages(box, size), style="italic") for box in boxes if len(box["stages"]) > 1]
         lines += [_bar(f"GPU {row['index']:<2} ", row, totals) for row in document["per_gpu"]]
     for box in boxes if len(boxes) > 1 else ():
-        lines.append(Text(explain_boxes.heading(box), style="italic"))
+        lines.append(Text(explain_boxes.heading(box, size), style="italic"))
         alike = explain_boxes.kinds([row for row in document["per_gpu"] if row["node"] == box["rank"]], KEYS)
         lines += [_bar(f"GPU {explain_boxes.span([i for _, i in own]):<3} ", row, totals) for row, own in alike]
     legend = [Text(" " * 6)]

@@ -38,27 +38,32 @@ def span(numbers: Sequence[int]) -> str:
 
 def whose(own: Sequence[Where], accounts: Sequence[Row]) -> str:
     """The head of a column: GPUs, boxes, or GPUs of a box."""
-    boxes = {node for node, _ in own}
+    boxes = sorted({node for node, _ in own})
     if len({row.get("node", 0) for row in accounts}) == 1:
         return f"GPU {span([index for _, index in own])}"
-    text = f"box {span(sorted(boxes))}"
     if len(own) == sum(row.get("node", 0) in boxes for row in accounts):
-        return text
-    return f"{text} GPU {span([index for _, index in own])}"
+        return f"box {span(boxes)}"
+    indices = {box: span([index for node, index in own if node == box]) for box in boxes}
+    alike = {text: [box for box in boxes if indices[box] == text] for text in indices.values()}
+    return "\n".join(f"box {span(some)} GPU {text}" for text, some in alike.items())
 
 
-def heading(box: Row) -> str:
-    """What one box holds."""
-    return f"box {box['rank']}  " + "; ".join(_stage(stage) for stage in box["stages"])
+def heading(box: Row, size: int) -> str:
+    """What one box holds; ``size`` is that of a whole tensor-parallel group."""
+    return f"box {box['rank']}  {stages(box, size)}"
 
 
-def _stage(stage: Row) -> str:
+def stages(box: Row, size: int) -> str:
+    return "; ".join(_stage(stage, size) for stage in box["stages"])
+
+
+def _stage(stage: Row, size: int) -> str:
     first, last = stage["layers"]
     held = [f"layers {first}-{last}" if last > first else f"layer {first}"]
     held += [name for name in ("embedding", "lm_head") if stage[name]]
-    ranks = stage["tensor_ranks"]
-    whose = f"stage {stage['stage']}" + (f" ranks {ranks[0]}-{ranks[1]}" if ranks[0] or len(stage["gpus"]) == 1 else "")
-    return f"{whose}: {', '.join(held)}"
+    ranks = span(range(stage["tensor_ranks"][0], stage["tensor_ranks"][1] + 1))
+    part = f", tensor ranks {ranks}" if len(stage["gpus"]) < size else ""
+    return f"stage {stage['stage']}{part}: {', '.join(held)}"
 
 
 def network(document: Mapping[str, Any], width: int) -> list[Any]:
@@ -87,7 +92,7 @@ def network(document: Mapping[str, Any], width: int) -> list[Any]:
 
 def _time(size: float) -> str:
     seconds = size / LINK
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{max(0.1, 1000 * seconds):.1f} ms"
 
 
 def against_one(document: Mapping[str, Any]) -> list[Any]:

@@ -37,7 +37,7 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
                  f"its table takes {format_bytes(memory.request_table(case.load))}{turns}")  # fmt: skip
     choices.take("cuda_graph_max_bs", case.load.graph_bs, f"every running request decodes from a graph; "
                  f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured")  # fmt: skip
-    _tell_network(choices, case)
+    _tell_stages(choices, case)
     if case.token_limit is not None:
         choices.take(
             "max_total_tokens", case.token_limit, "what was asked for and no more, with a prefill step cut for it"
@@ -51,8 +51,19 @@ def tell(choices: Choices, wishes: Wishes, case: solve.Case, result: solve.Resul
         )
 
 
-def _tell_network(choices: Choices, case: solve.Case) -> None:
-    crossing = nodes.network(case.g, case.parallel, case.load)
+def _tell_stages(choices: Choices, case: solve.Case) -> None:
+    parallel, layers = case.parallel, case.g.layers
+    if parallel.partition:
+        choices.note(
+            pipeline.PARTITION,
+            ",".join(map(str, parallel.partition)),
+            "layers of each stage, set in the engine's environment",
+            source="environment",
+        )
+    elif layers % parallel.pp:
+        held = ", ".join(str(len(parallel.layers(layers, stage))) for stage in range(parallel.pp))
+        choices.explain("pp", f"{layers} layers as {held}: the pool is what the fullest stage can hold")
+    crossing = nodes.network(case.g, parallel, case.load)
     pipe = crossing["pipeline"] if crossing else None
     if crossing is None or pipe is None:
         return
@@ -61,13 +72,6 @@ def _tell_network(choices: Choices, case: solve.Case) -> None:
         f"from box to box {nodes.size(pipe['bytes_per_prefill_step'])} for {crossing['prefill_tokens']} tokens of "
         f"prefill, {nodes.size(pipe['bytes_per_decode_step'])} for a decode step of {crossing['decode_tokens']}",
     )
-    if case.parallel.partition:
-        choices.note(
-            pipeline.PARTITION,
-            ",".join(map(str, case.parallel.partition)),
-            "layers of each stage, set in the engine's environment",
-            source="environment",
-        )
 
 
 def _chunk_cost(case: solve.Case, result: solve.Result, usual: int) -> str:

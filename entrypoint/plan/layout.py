@@ -55,7 +55,7 @@ def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Paralle
         ep if tp % ep == 0 else 1,
         dp if tp % dp == 0 else 1,
         # Ranks that cannot be dealt out are accounted on one box.
-        1 if uneven or pp > g.layers or tp * pp < nodes else nodes,
+        1 if uneven or pp > g.layers or not nodes <= tp * pp <= world else nodes,
         cut,
     ), reasons
 
@@ -82,12 +82,17 @@ def _why(tp: int, limit: int, pp: int, nodes: int) -> str:
     return f"{whose}: every one adds weights' room and bandwidth"
 
 
+def even(tp: int, pp: int, nodes: int) -> bool:
+    """Whether ``nodes`` can take equal shares of the ranks."""
+    return nodes == 1 or (max(pp, nodes) % min(pp, nodes) == 0 and tp * pp % nodes == 0)
+
+
 def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Problem | None:
     """The engine deals ranks out in whole stages a node or whole nodes a stage, and starts too few where that does
     not come out even (entrypoints/engine.py:_calculate_rank_ranges)."""
-    if nodes == 1 or (max(pp, nodes) % min(pp, nodes) == 0 and tp * pp % nodes == 0):
+    if even(tp, pp, nodes):
         return None
-    fixes = []
+    fixes: list[dict[str, int]] = []
     for stages in (nodes, 1):
         size = largest_tp(g, here * nodes // stages, nodes // stages)
         fixes += [{"pp": stages}, {"pp": stages, "tp": size}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -35,17 +36,22 @@ def make(
     *,
     learned: plan.Learned | None = None,
     changes: tuple[plan.Change, ...] = (),
+    passed: dict[str, str] | None = None,
     **environ: object,
 ) -> plan.Plan:
-    given = {f"RELAUNCH_{name}": str(value) for name, value in {"MODEL": "x", **environ}.items()}
+    """``passed``: what the operator sets for the engine."""
+    address = {"DIST_INIT_ADDR": "10.0.0.1:5000"} if environ.get("NNODES", 1) != 1 else {}
+    given = {f"RELAUNCH_{name}": str(value) for name, value in {"MODEL": "x", **address, **environ}.items()}
     found = read(model) if isinstance(model, str) else model
-    return plan.make(settings.load(given, {}), box, found, learned=learned, changes=changes)
+    loaded = settings.load(given, {})
+    loaded = replace(loaded, environment={**loaded.environment, **(passed or {})})
+    return plan.make(loaded, box, found, learned=learned, changes=changes)
 
 
 def adds_up(planned: plan.Plan) -> bool:
-    """Every line of every GPU sums to the card."""
+    """Every line of every GPU of every node sums to the card."""
     return all(
         a.baseline_bytes + a.weights_bytes + (a.kv_bytes or 0) + a.graph_bytes + a.activation_bytes
         + a.runtime_bytes + a.margin_bytes + (a.free_bytes or 0) == gpu["total_bytes"]
-        for a, gpu in zip(planned.per_gpu, planned.gpus, strict=True)
+        for a, gpu in zip(planned.per_gpu, planned.gpus * max(1, len(planned.nodes)), strict=True)
     )  # fmt: skip
