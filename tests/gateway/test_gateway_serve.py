@@ -210,6 +210,21 @@ async def test_sigterm_lets_what_runs_finish_and_exits_0(gateway: Gateway, fakes
     assert not router.is_running() or router.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_a_second_sigterm_ends_it_at_once(gateway: Gateway, fakes: list[FakeReplica]) -> None:
+    await gateway.until_replicas(2)
+    for fake in fakes:
+        fake.delay = 60.0
+    running = asyncio.create_task(gateway.embed("slow"))
+    while not sum(seen_by(fakes)):
+        await asyncio.sleep(0.02)
+    for _ in range(2):
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+    assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+    with pytest.raises(httpx.HTTPError):
+        await running
+
+
 async def test_nobody_changes_the_workers_and_no_process_list_shows_the_key(gateway: Gateway) -> None:
     await gateway.until_replicas(2)
     for method, path in (("GET", "/workers"), ("POST", "/workers"), ("POST", "/flush_cache"), ("POST", "/wasm")):
