@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from .state.post_mortems import LAST_LINES, PostMortems
 from .watching import Alarm
 
 if TYPE_CHECKING:
-    from .healing.classify import Observed
+    from .healing.classify import Observed, Verdict
     from .healing.ladder import Attempt
     from .launch import Prepared
 
@@ -41,6 +42,22 @@ class Patient:
     prepared: Prepared
     boot: Boot
     alarm: Alarm | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is seen of one node's end. ``at``: its first sign in monotonic seconds; ``own``: False when this node's
+    engine was only ended because of another node; ``alarm``: why the supervisor ended it."""
+
+    node: int
+    at: float
+    own: bool
+    lines: Sequence[str]
+    observed: Observed
+    exit_code: int | None
+    alarm: str | None
+    stages: Mapping[str, float]
+    readings: Mapping[str, Mapping[str, float]]
 
 
 def prewarm() -> None:
@@ -63,6 +80,7 @@ class Diagnosis:
         self.clear_jit_cache = False
         self.wait_for_memory = False
         self.last_post_mortem: str | None = None
+        self.node = 0  # where the last failure was
         self._attempts: tuple[Attempt, ...] = ()
         self._stacks: list[str] = []
 
@@ -76,18 +94,33 @@ class Diagnosis:
         was changed stays known, and what happens while serving is not proven away by a start."""
         self._attempts = tuple(a for a in self._attempts if a.changes or a.stage == "serving")
 
-    async def examine(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
-        """Classify, decide, write the post-mortem."""
+    async def find(self, patient: Patient) -> Finding:
+        """What this node saw of its engine's end."""
         await asyncio.to_thread(prewarm)
-        from .healing import classify, facts, ladder
-
-        run = patient.run
+        run, alarm = patient.run, patient.alarm
         signs = await asyncio.to_thread(run.signs.read, run.engine.ever)
-        observed = await asyncio.to_thread(self._observe, patient, signs)
         lines = [*run.lines, *signs.lines]
-        if patient.alarm is not None and not patient.alarm.hang and not patient.alarm.canary:
-            lines.append(patient.alarm.reason)
-        verdict = await asyncio.to_thread(classify.classify, lines, observed)
+        if alarm is not None and not (alarm.hang or alarm.canary or alarm.group):
+            lines.append(alarm.reason)
+        return Finding(
+            node=patient.prepared.loaded.settings.node_rank,
+            at=run.sign or time.monotonic(),
+            own=alarm is None or not alarm.group,
+            lines=lines,
+            observed=await asyncio.to_thread(self._observe, patient, signs),
+            exit_code=run.exit_code,
+            alarm=alarm.reason if alarm else None,
+            stages={name: round(seconds, 3) for name, seconds in run.stage_seconds().items()},
+            readings={name: {str(rank): v for rank, v in ranks.items()} for name, ranks in run.readings.items()},
+        )
+
+    async def examine(self, patient: Patient, loaded: Loaded, others: Sequence[Finding] = ()) -> machine.Diagnosed:
+        """Classify, decide, write the post-mortem. ``others``: what the other nodes of the group saw."""
+        findings = (await self.find(patient), *others)
+        from .healing import facts, ladder
+
+        finding, verdict = await asyncio.to_thread(self._first, findings)
+        self.node = finding.node
         plan = patient.prepared.plan
         assert plan is not None
         decided = ladder.decide(verdict, facts.of(plan, loaded), self._attempts)
@@ -98,8 +131,9 @@ class Diagnosis:
         self.repair = decided.repair if decided.action == "repair_weights" else None
         self.clear_jit_cache = decided.clear_jit_cache
         self.wait_for_memory = decided.wait_for == "gpu_memory"
-        await asyncio.to_thread(self._write, patient, loaded, verdict, decided, now)
-        self._log.warning(f"engine ended: {verdict.cause} in stage {verdict.stage}: {verdict.summary}")
+        await asyncio.to_thread(self._write, patient, loaded, verdict, decided, now, finding, findings)
+        where = f" on node {finding.node}" if len(findings) > 1 else ""
+        self._log.warning(f"engine ended{where}: {verdict.cause} in stage {verdict.stage}: {verdict.summary}")
         for change in decided.changes:
             self._log.info(f"changing {change.setting} from {change.before} to {change.after}: {change.reason}")
         exit_code = EXIT_BY_CAUSE.get(verdict.cause)
@@ -109,6 +143,20 @@ class Diagnosis:
             verdict.cause, decided.reason or verdict.summary, decided.next_step or verdict.next_step, exit_code,
             retry=not decided.give_up,
         )  # fmt: skip
+
+    @staticmethod
+    def _first(findings: Sequence[Finding]) -> tuple[Finding, Verdict]:
+        """The end that the others follow from, and its cause."""
+        from .group.first import Candidate, first
+        from .healing.classify import Observed, classify
+
+        verdicts = {finding.node: classify(finding.lines, finding.observed) for finding in findings}
+        chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
+        if chosen is not None:
+            return next(f for f in findings if f.node == chosen.node), chosen.verdict
+        # Nobody's engine failed by itself: a node or the way to it was lost, as the head's own alarm says.
+        mine = findings[0]
+        return mine, classify([mine.alarm or ""], Observed(stage=mine.observed.stage))
 
     def _observe(self, patient: Patient, signs: Signs) -> Observed:
         from .engine import gpu_memory
@@ -147,25 +195,54 @@ class Diagnosis:
                     child.kill()
                 await child.wait()
 
-    def _write(self, patient: Patient, loaded: Loaded, verdict: Any, decided: Any, now: float) -> None:
+    def _write(
+        self,
+        patient: Patient,
+        loaded: Loaded,
+        verdict: Any,
+        decided: Any,
+        now: float,
+        finding: Finding,
+        findings: Sequence[Finding],
+    ) -> None:
         run, plan = patient.run, patient.prepared.plan
         assert plan is not None
         document = {
             **verdict.document(),
             "action": decided.action,
             "boot": patient.boot.id,
-            "exit_code": run.exit_code,
+            "exit_code": finding.exit_code,
             "changed": [change.document() for change in decided.changes],
             "gave_up": decided.give_up,
             "next_step": decided.next_step or verdict.next_step,
             "reason": decided.reason,
-            "alarm": patient.alarm.reason if patient.alarm else None,
-            "stages": {name: round(seconds, 3) for name, seconds in run.stage_seconds().items()},
-            "readings": {name: {str(rank): v for rank, v in ranks.items()} for name, ranks in run.readings.items()},
+            "alarm": finding.alarm,
+            "stages": dict(finding.stages),
+            "readings": dict(finding.readings),
             "settings": {d.setting: d.value for d in plan.decisions},
             "engine": {"argv": list(run.engine.argv)},
             "stacks": self._stacks,
-            "last_lines": [line[:LINE_CHARS] for line in list(run.lines)[-LAST_LINES:]],
+            "last_lines": _last(finding),
         }
+        if len(findings) > 1:
+            document["node"] = finding.node
+            document["nodes"] = {str(each.node): _told(each, finding.at) for each in findings}
         self._stacks = []
         self.last_post_mortem = PostMortems(loaded.settings.state_dir).write(now, verdict.cause, document)
+
+
+def _last(finding: Finding) -> list[str]:
+    return [line[:LINE_CHARS] for line in list(finding.lines)[-LAST_LINES:]]
+
+
+def _told(finding: Finding, first: float) -> dict[str, Any]:
+    """One node's part of a group's post-mortem; ``after_seconds`` counts from the first failure."""
+    return {
+        "after_seconds": round(finding.at - first, 3),
+        "followed": not finding.own,
+        "exit_code": finding.exit_code,
+        "alarm": finding.alarm,
+        "stages": dict(finding.stages),
+        "readings": dict(finding.readings),
+        "last_lines": _last(finding),
+    }

@@ -105,7 +105,12 @@ class Launch:
             make, loaded, box, prepared.checkpoint, learned=prepared.learned, changes=changes
         )
         made = await asyncio.to_thread(with_loader_options, made, box, prepared.snapshot.path)
-        built = command.build(loaded, box, made, prepared.snapshot.path)
+        return await self.adopt(prepared, made)
+
+    async def adopt(self, prepared: Prepared, made: Plan) -> Prepared:
+        """Put a plan in force: this box's own, or that of the group's head."""
+        loaded = prepared.loaded
+        built = command.build(loaded, prepared.inventory, made, prepared.snapshot.path)
         self._status.plan = made.document(list(built.argv), built.env)
         for warning in made.warnings:
             self._log.warning(warning)

@@ -26,6 +26,8 @@ from .engine.process import Ended
 from .engine.run import Run
 from .engine.shm import ShmLedger
 from .errors import Stop, config_rejected
+from .group.make import make as make_group
+from .group.words import Refusal
 from .healing import machine
 from .healing.machine import Do, Phase
 from .launch import Launch, Prepared
@@ -35,7 +37,7 @@ from .settings import Loaded
 from .state.boots import Boot, Boots
 from .state.files import Lock
 from .units import format_duration
-from .watching import Alarm, ServingWatch, watch_start
+from .watching import Alarm, FollowerWatch, ServingWatch, watch_start
 
 # A leftover that would not die in this many seconds is left to the checks that follow.
 LEFTOVER_PATIENCE = 30.0
@@ -51,10 +53,16 @@ class Supervisor:
         self.loaded, self.environ, self.log = loaded, environ, log
         self.status = Status()
         self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
+        self._launch = Launch(environ, log, self.status)
+        self._diagnosis = Diagnosis(log)
+        self._group = make_group(
+            loaded, self._launch, self._diagnosis, self._events.put_nowait, self._take_alarm, self._show_wait
+        )
         self._limits = machine.Limits(
-            max_restarts=settings.max_restarts,
+            # The head counts for the whole group.
+            max_restarts=sys.maxsize if self._group.follows else settings.max_restarts,
             restart_window=settings.restart_window,
-            backoff_initial=settings.backoff_initial,
+            backoff_initial=0.0 if self._group.follows else settings.backoff_initial,
             backoff_max=settings.backoff_max,
             startup_timeout=settings.startup_timeout,
             drain_timeout=settings.drain_timeout,
@@ -63,8 +71,6 @@ class Supervisor:
         )
         self._lock = Lock(settings.state_dir)
         self._boots = Boots(settings.state_dir)
-        self._launch = Launch(environ, log, self.status)
-        self._diagnosis = Diagnosis(log)
         self._work: asyncio.Task[None] | None = None  # preparing, planning, diagnosing, recovering
         self._killing: asyncio.Task[None] | None = None
         self._follow: asyncio.Task[None] | None = None
@@ -72,7 +78,7 @@ class Supervisor:
         self._prepared: Prepared | None = None
         self._run: Run | None = None
         self._boot: Boot | None = None
-        self._watch: ServingWatch | None = None
+        self._watch: ServingWatch | FollowerWatch | None = None
         self._client: EngineClient | None = None
         self._alarm: Alarm | None = None
         self._reference: tuple[float, ...] = ()
@@ -98,12 +104,18 @@ class Supervisor:
             self._lock.release()
             raise refused from None
         process.become_subreaper()
-        http = control.server(control.build(self.status, Records(settings.state_dir), settings.control_token))
+        records = Records(settings.state_dir)
+        app = control.build(self.status, records, settings.control_token, group=self._group.endpoint)
+        http = control.server(app)
         serving = asyncio.create_task(control.serve(http, sock))
+        link = asyncio.create_task(self._group.link())
         self._signals()
         try:
-            return await self._loop()
+            code = await self._loop()
+            await self._group.farewell()
+            return code
         finally:
+            link.cancel()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, lambda: None)
             http.should_exit = True
@@ -121,15 +133,21 @@ class Supervisor:
             event = await self._next(state)
             self._notify.alive()
             before = state.phase
+            if isinstance(event, machine.StopRequested):
+                self._group.leaving()
             state, actions = machine.step(state, event, time.monotonic())
             self._show(state)
             if state.phase is not before:
                 self._say(before, state)
             if isinstance(event, machine.Tick) and before in (Phase.STARTING, Phase.PROBING) and actions:
                 limit = format_duration(self._limits.startup_timeout)
-                self._alarm = Alarm(f"the start took longer than STARTUP_TIMEOUT={limit}", hang="startup")
-            if state.phase is Phase.GAVE_UP and before is Phase.RECOVERING:
-                self._diagnosis.gave_up(self.loaded)
+                self._take_alarm(Alarm(f"the start took longer than STARTUP_TIMEOUT={limit}", hang="startup"))
+            if state.phase is Phase.GAVE_UP and before is not Phase.GAVE_UP:
+                if before is Phase.RECOVERING:
+                    self._diagnosis.gave_up(self.loaded)
+                self._group.gave_up(
+                    Refusal(state.cause or "unknown", state.reason or "", state.next_step or "", state.exit_code)
+                )
             self._perform(state, actions)
         if self._work is not None:
             self._work.cancel()
@@ -151,7 +169,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._events.put_nowait, machine.StopRequested())
         loop.add_signal_handler(signal.SIGINT, self._events.put_nowait, machine.StopRequested())
-        loop.add_signal_handler(signal.SIGHUP, self._events.put_nowait, machine.RestartRequested())
+        loop.add_signal_handler(signal.SIGHUP, self._restart_requested)
+
+    def _restart_requested(self) -> None:
+        if self._group.follows:
+            self.log.warning("a restart of the group is asked of node 0: run `relaunch restart` there")
+        else:
+            self._events.put_nowait(machine.RestartRequested())
 
     # -- what the machine says --------------------------------------------------------------------------
 
@@ -221,6 +245,7 @@ class Supervisor:
 
     async def _prepare(self) -> machine.Event:
         settings = self.loaded.settings
+        self._group.preparing()
         await asyncio.to_thread(self._end_leftovers)
         self._boots.compact()
         box = await asyncio.to_thread(inputs.inventory, self.loaded, self.environ)
@@ -250,7 +275,7 @@ class Supervisor:
 
     async def _plan(self) -> machine.Event:
         assert self._prepared is not None
-        self._prepared = await self._launch.plan(self._prepared, self._diagnosis.changes)
+        self._prepared = await self._group.plan(self._prepared, self._diagnosis.changes)
         plan = self._prepared.plan
         assert plan is not None
         if not plan.feasible:
@@ -288,6 +313,7 @@ class Supervisor:
             on_gone=lambda: self._suspect(number, "the engine's main process is gone"),
         )
         self._run = run
+        self._group.spawned(run)
         now = time.time()
         self._boot = Boot(id=f"{run_id}-{int(now)}", started_at=now, fingerprint=prepared.fingerprint)
         self._boots.write(self._boot)
@@ -296,14 +322,17 @@ class Supervisor:
         self._follow = asyncio.create_task(self._watched(number, run.follow()))
         self._run_tasks = []
         self._run_task(number, self._watch_start(run))
+        self._run_task(number, self._group.watch(run))
         if number == 1:
             with contextlib.suppress(Exception):  # whatever is wrong with it shows when it is needed
                 await asyncio.to_thread(prewarm)
         return None
 
     async def _watch_start(self, run: Run) -> machine.Event:
-        self._alarm = await watch_start(run, self.loaded.settings, self._take_last_event)
-        return machine.Unhealthy(run.number, self._alarm.reason)
+        quiet_elsewhere = self._group.quiet
+        alarm = await watch_start(run, self.loaded.settings, self._take_last_event, quiet_elsewhere)
+        self._take_alarm(alarm)
+        return machine.Unhealthy(run.number, alarm.reason)
 
     def _take_last_event(self) -> engine_log.Event | None:
         event, self._last_event = self._last_event, None
@@ -312,20 +341,23 @@ class Supervisor:
     async def _probe(self, number: int) -> machine.Event:
         run, prepared = self._run, self._prepared
         assert run is not None and prepared is not None
+        if self._group.follows:  # the head has proven it for all
+            self._watch = FollowerWatch(run, self.loaded.settings)
+            return machine.ProbePassed(number)
         client = self._client = await self._launch.client(self.loaded)
         watch = ServingWatch(
             run, self.loaded.settings, client, self._launch.canary_kind(prepared), self.status, self._reference
         )
         problem = await self._launch.prove(prepared, run, client)
         if problem is not None:
-            self._alarm = Alarm(problem)
+            self._take_alarm(Alarm(problem))
             return machine.Unhealthy(number, problem)
         verdict = await watch.ask_canary()
         while verdict is None:  # the start-up deadline and the stall watch go on meanwhile
             await asyncio.sleep(1.0)
             verdict = await watch.ask_canary()
         if verdict.failure and self.loaded.settings.canary:
-            self._alarm = Alarm(verdict.detail, canary=verdict.failure)
+            self._take_alarm(Alarm(verdict.detail, canary=verdict.failure))
             return machine.Unhealthy(number, verdict.detail)
         self._watch = watch
         return machine.ProbePassed(number)
@@ -343,15 +375,30 @@ class Supervisor:
         self.status.started = True
         settings = self.loaded.settings
         took = format_duration(time.monotonic() - self._run.began)
-        self.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
+        if self._group.follows:
+            self.log.info(f"ready in {took}: node {settings.node_rank} of {settings.nnodes}; clients talk to node 0")
+        else:
+            self.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
+        self._group.ready()
         self._run_task(number, self._watch_serving(number, self._watch))
+        self._run_task(number, self._group.watch(self._run))
 
-    async def _watch_serving(self, number: int, watch: ServingWatch) -> machine.Event:
-        self._alarm = await watch.watch()
-        return machine.Unhealthy(number, self._alarm.reason)
+    async def _watch_serving(self, number: int, watch: ServingWatch | FollowerWatch) -> machine.Event:
+        alarm = await watch.watch()
+        self._take_alarm(alarm)
+        return machine.Unhealthy(number, alarm.reason)
+
+    def _take_alarm(self, alarm: Alarm) -> None:
+        """Why the run is about to be ended. The first reason counts: what comes after follows from it."""
+        run = self._run
+        if self._alarm is None and (run is None or run.sign is None):
+            self._alarm = alarm
+            if run is not None:
+                run.ending()
 
     def _record_stable(self) -> None:
-        if self._prepared is not None and self._run is not None and self.loaded.settings.learn:
+        learns = self.loaded.settings.learn and not self._group.follows
+        if self._prepared is not None and self._run is not None and learns:
             self._launch.remember(self._prepared, self._run, self._diagnosis.changes)
 
     async def _kill(self, number: int) -> None:
@@ -361,6 +408,8 @@ class Supervisor:
             return
         for task in self._run_tasks:
             task.cancel()
+        self._group.ending()
+        run.ending()
         if self._alarm is not None and self._alarm.hang:
             await self._diagnosis.dump_stacks(run)
         stuck = await run.engine.kill()
@@ -379,7 +428,7 @@ class Supervisor:
     async def _diagnose(self) -> machine.Event:
         assert self._run is not None and self._prepared is not None and self._boot is not None
         patient = Patient(self._run, self._prepared, self._boot, self._alarm)
-        found = await self._diagnosis.examine(patient, self.loaded)
+        found = await self._group.diagnose(patient, self.loaded)
         self.status.restarts[found.cause] = self.status.restarts.get(found.cause, 0) + (1 if found.retry else 0)
         self._boot.post_mortem = self._diagnosis.last_post_mortem
         self._boots.write(self._boot)
@@ -387,6 +436,7 @@ class Supervisor:
 
     async def _recover(self, delay: float) -> machine.Event:
         assert self._prepared is not None
+        self._group.recovering()
         if delay:
             self.log.info(f"waiting {format_duration(delay)} before the next start")
         await asyncio.sleep(delay)
@@ -415,6 +465,8 @@ class Supervisor:
 
     def _on_end(self, number: int, ended: Ended) -> None:
         if ended.role == "main":
+            if self._run is not None and self._run.number == number:
+                self._run.ending()
             self._events.put_nowait(machine.EngineEnded(number))
         elif ended.role == "worker" and self.status.phase == Phase.READY:
             return  # what never took a title before READY is no scheduler: helpers come and go
@@ -425,7 +477,10 @@ class Supervisor:
 
     def _suspect(self, number: int, reason: str) -> None:
         """No balancer should send more, from this moment on."""
-        if self._run is not None and self._run.number == number and self.status.phase == Phase.READY:
+        if self._run is None or self._run.number != number:
+            return
+        self._run.ending()
+        if self.status.phase == Phase.READY:
             self.status.doomed = reason
 
     def _part_ended(self, number: int, ended: Ended) -> None:
@@ -455,6 +510,12 @@ class Supervisor:
         if state.phase in (Phase.GAVE_UP, Phase.RECOVERING) or (state.phase is Phase.PLANNING and state.cause):
             status.reason = f"{state.cause}: {state.reason}" if state.cause else None
             status.next_step = state.next_step if state.phase is Phase.GAVE_UP else None
+
+    def _show_wait(self, words: str | None) -> None:
+        """What a start waits for elsewhere; None when it no longer does."""
+        if words is not None and words != self.status.reason:
+            self.log.info(words)
+        self.status.reason = words
 
     def _say(self, before: Phase, state: machine.State) -> None:
         line = f"{before.value} -> {state.phase.value}"

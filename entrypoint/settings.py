@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     nnodes: PositiveInt = _setting(1, "parallelism", "Number of hosts that serve this one model.")
     node_rank: Annotated[int, Field(ge=0)] = _setting(0, "parallelism", "This host's number, from 0.")
     dist_init_addr: str | None = _setting(None, "parallelism", "host:port of node 0, the same on every node.")
+    group_head: str | None = _setting(
+        None,
+        "parallelism",
+        "host:port of node 0's control port, which leads the group; default: the host of DIST_INIT_ADDR and "
+        "CONTROL_PORT.",
+    )
 
     context_length: Auto | PositiveInt = _setting("auto", "memory", "Longest prompt plus answer, in tokens.")
     max_running_requests: Auto | PositiveInt = _setting("auto", "memory", "Requests decoded at the same time.")
@@ -334,6 +340,10 @@ def _check_together(settings: Settings) -> None:
     address = settings.dist_init_addr
     if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
         raise config_rejected(f"RELAUNCH_DIST_INIT_ADDR={address} is no address", "write host:port of node 0")
+    if settings.group_head is not None and not re.fullmatch(r"[^/\s]+:\d{1,5}", settings.group_head):
+        raise config_rejected(
+            f"RELAUNCH_GROUP_HEAD={settings.group_head} is no address", "write host:port of node 0's control port"
+        )
     if settings.nnodes > 1 and address is None:
         raise config_rejected(
             f"RELAUNCH_NNODES={settings.nnodes} without RELAUNCH_DIST_INIT_ADDR",

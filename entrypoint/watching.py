@@ -25,15 +25,20 @@ CANARY_TRIES = 2
 
 @dataclass(frozen=True)
 class Alarm:
-    """``hang``: startup or serving; ``canary``: what the answer was. One of the two is set."""
+    """``hang``: startup or serving; ``canary``: what the answer was; ``group``: this node's engine is ended because of
+    another node. One of the three is set, or none for what the reason alone says."""
 
     reason: str
     hang: Literal["startup", "serving"] | None = None
     canary: Failure | None = None
+    group: bool = False
 
 
-async def watch_start(run: Run, settings: Settings, seen: Callable[[], object | None]) -> Alarm:
-    """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None."""
+async def watch_start(
+    run: Run, settings: Settings, seen: Callable[[], object | None], quiet_elsewhere: Callable[[], float]
+) -> Alarm:
+    """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None;
+    ``quiet_elsewhere`` the seconds since another node of the group showed progress: ranks wait for each other."""
     vigil = StartupVigil(settings.stage_stall_timeout, time.monotonic())
     stopped = StoppedWatch(settings.hang_timeout)
     heard = 0
@@ -44,11 +49,33 @@ async def watch_start(run: Run, settings: Settings, seen: Callable[[], object | 
             vigil.progress(now)
         heard = run.heard
         engine = run.engine
+        vigil.elsewhere(now - quiet_elsewhere())
         reason = stopped.check(now, engine.stopped()) or vigil.check(
             now, run.stage, engine.compiling(), engine.bytes_read()
         )
+        run.active = vigil.last
         if reason:
             return Alarm(reason, hang="startup")
+
+
+class FollowerWatch:
+    """Watches what a worker of a group can see by itself: its processes. The rest is seen by the head."""
+
+    reference: tuple[float, ...] = ()
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        self._run, self._stopped = run, StoppedWatch(settings.hang_timeout)
+
+    def log_event(self, event: object) -> None:
+        """As in ServingWatch."""
+
+    async def watch(self) -> Alarm:
+        """Return when a process has been stopped for too long."""
+        while True:
+            await asyncio.sleep(1.0)
+            reason = self._stopped.check(time.monotonic(), self._run.engine.stopped())
+            if reason:
+                return Alarm(reason, hang="serving")
 
 
 class ServingWatch:

@@ -37,10 +37,14 @@ _PAGE_HEADERS = {
 
 
 def build(
-    status: Status, history: Callable[[], dict[str, Any]], token: str | None, gpus: Gpus | None = None
+    status: Status,
+    history: Callable[[], dict[str, Any]],
+    token: str | None,
+    gpus: Gpus | None = None,
+    group: Endpoint | None = None,
 ) -> Starlette:
     """``history`` returns the document of `/history`; it may read files. ``token``: asked for everything but the
-    probes and the page's own empty frame."""
+    probes and the page's own empty frame. ``group``: what the workers of a group of hosts talk to."""
     port = _Port(status, history, gpus or Gpus())
 
     def guarded(endpoint: Endpoint) -> Endpoint:
@@ -56,6 +60,8 @@ def build(
     }
     routes = [Route(path, endpoint) for path, endpoint in open_routes.items()]
     routes += [Route(path, guarded(endpoint)) for path, endpoint in closed_routes.items()]
+    if group is not None and token is not None:
+        routes.append(Route("/group", _guard(group, token), methods=["POST"]))
     app = Starlette(routes=routes)
     app.state.close = port.stream.close
     return app

@@ -37,6 +37,8 @@ class Run:
     stage: str = "imports"
     signs: HostSigns = field(default_factory=HostSigns)
     began: float = field(default_factory=time.monotonic)
+    active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
+    sign: float | None = None  # the first sign of its end
 
     def __post_init__(self) -> None:
         self._parser = log.LogParser()
@@ -76,6 +78,11 @@ class Run:
     def _end(self, ended: Ended) -> None:
         self.ends.append(ended)
         self.on_end(ended)
+
+    def ending(self) -> None:
+        """A sign that the run ends; the first one counts."""
+        if self.sign is None:
+            self.sign = time.monotonic()
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage, the one under way included."""

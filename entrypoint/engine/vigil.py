@@ -31,23 +31,29 @@ class StartupVigil:
 
     patience: float
     began: float
-    _last: float = 0.0
+    last: float = 0.0
     _bytes: int = 0
+    _elsewhere: float = 0.0
 
     def __post_init__(self) -> None:
-        self._last = self.began
+        self.last = self._elsewhere = self.began
 
     def progress(self, now: float) -> None:
         """A log line, a shard, a graph."""
-        self._last = now
+        self.last = now
+
+    def elsewhere(self, at: float) -> None:
+        """Another node of the group showed progress at that time."""
+        self._elsewhere = max(self._elsewhere, at)
 
     def check(self, now: float, stage: str, compiling: Sequence[str], bytes_read: int) -> str | None:
         if compiling or bytes_read > self._bytes:
-            self._last = now
+            self.last = now
         self._bytes = max(self._bytes, bytes_read)
-        if now - self._last < self.patience:
+        quiet = now - max(self.last, self._elsewhere)
+        if quiet < self.patience:
             return None
-        return f"no progress in stage {stage} for {now - self._last:.0f} s: no log line, no disk reads, no compiler"
+        return f"no progress in stage {stage} for {quiet:.0f} s: no log line, no disk reads, no compiler"
 
 
 @dataclass

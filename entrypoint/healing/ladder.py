@@ -91,6 +91,7 @@ LADDER: dict[str, tuple[Rung, ...]] = {
     "engine_crash": (_again(BUDGETED),),
     "killed": (_again(BUDGETED),),
     "hang_serving": (_again(BUDGETED),),
+    "node_lost": (_again(BUDGETED),),
     "unknown": (_again(2),),
     "port_in_use": (_again(2),),
     "nccl_init_hang": (_NO_TRANSPORTS,),
@@ -114,7 +115,7 @@ _STOPS = ("stop_config", "stop_operator")
 _OPERATOR_AFTER = frozenset(
     {
         "nccl_init_hang", "nccl_error", "memory_unbalanced", "host_oom", "port_in_use", "killed", "hang_serving",
-        "hub_unavailable",
+        "hub_unavailable", "node_lost",
     }
 )  # fmt: skip
 

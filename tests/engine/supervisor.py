@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 BOOT_SECONDS = 600.0
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
-# The same supervisor with the fake tree in sglang's place.
+# The same supervisor with a fake tree in sglang's place.
 FAKE_SERVE = (
     "import sys; from entrypoint.engine import command; "
     f"command.LAUNCHER = ({FAKE!r},); "
@@ -39,9 +40,23 @@ def free_ports(count: int) -> list[int]:
 
 
 class Supervisor:
-    """Starts at once; ``close`` ends whatever is left."""
+    """Starts at once; ``close`` ends whatever is left. ``script``: run in place of `relaunch serve`, with an engine
+    whose command line starts with ``fake``; ``under``: words before the command; ``opening``: entered around each
+    connection to it."""
 
-    def __init__(self, folder: Path, *, fake_engine: bool = False, **settings: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fake_engine: bool = False,
+        script: str | None = None,
+        fake: str = FAKE,
+        under: Sequence[str] = (),
+        opening: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        **settings: str,
+    ) -> None:
+        self._opening, self.token = opening, settings.get("CONTROL_TOKEN")
+        self.fake = fake
         self.port, self.control = free_ports(2)
         self.state = folder / "state"
         self.log_path = folder / f"serve-{time.monotonic_ns()}.log"
@@ -57,20 +72,21 @@ class Supervisor:
         for name, value in settings.items():
             environ[f"RELAUNCH_{name}"] = value
         with open(self.log_path, "wb") as log:
-            how = ["-c", FAKE_SERVE] if fake_engine else ["-m", "entrypoint", "serve"]
+            how = ["-c", FAKE_SERVE] if fake_engine else [script] if script else ["-m", "entrypoint", "serve"]
             self.process = subprocess.Popen(
-                [sys.executable, "-P", *how], env=environ, stdout=log, stderr=subprocess.STDOUT
+                [*under, sys.executable, "-P", *how], env=environ, stdout=log, stderr=subprocess.STDOUT
             )
 
     # -- asking -----------------------------------------------------------------------------------------
 
     def get(self, path: str, port: int | None = None, body: Any = None, timeout: float = 30.0) -> tuple[int, Any]:
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port or self.control}{path}", data, {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(f"http://127.0.0.1:{port or self.control}{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
+            with self._opening(), urllib.request.urlopen(request, timeout=timeout) as response:
                 text = response.read()
                 status = response.status
         except urllib.error.HTTPError as error:
@@ -128,7 +144,7 @@ class Supervisor:
                 command = process.cmdline()
             except psutil.Error:
                 continue
-            if role == "main" and ("sglang.launch_server" in command or command[1:2] == [FAKE]):
+            if role == "main" and ("sglang.launch_server" in command or command[1:2] == [self.fake]):
                 return process
             if command and command[0].startswith(f"sglang::{role}"):
                 return process

@@ -286,7 +286,7 @@ def test_graph_capture_that_fails_twice_goes_without_graphs() -> None:
 
 
 def test_what_may_pass_by_itself_is_limited_by_the_restart_budget_alone() -> None:
-    assert {"engine_crash", "killed", "hang_serving", "hub_unavailable", "hub_rate_limited"} == ENDLESS
+    assert {"engine_crash", "killed", "hang_serving", "hub_unavailable", "hub_rate_limited", "node_lost"} == ENDLESS
     for cause in ENDLESS:
         history = tuple(Attempt(cause, "serving", (), float(at)) for at in range(500))
         step = decide(verdict(cause, "serving"), FACTS, history)

@@ -1,0 +1,35 @@
+"""Which of several nodes' ends came first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..healing.classify import Verdict
+
+# What a rank says of the fall of another: where something else is seen within this many seconds, that came first.
+ECHOES = frozenset({"nccl_error", "nccl_init_hang", "hang_serving", "hang_startup", "node_lost", "unknown", "none"})
+ECHO_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One node's end: ``at`` in the head's monotonic seconds, ``own`` False when it only followed the group."""
+
+    node: int
+    at: float
+    own: bool
+    verdict: Verdict
+
+
+def first(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The end that the others follow from; None when every node only followed (a node or the link was lost)."""
+    ours = sorted((c for c in candidates if c.own), key=lambda c: (c.at, c.node))
+    if not ours:
+        return None
+    earliest = ours[0]
+    if earliest.verdict.cause in ECHOES:
+        for other in ours[1:]:
+            if other.at - earliest.at <= ECHO_SECONDS and other.verdict.cause not in ECHOES:
+                return other
+    return earliest

@@ -1,0 +1,187 @@
+"""Node 0 of a group: gathers the workers before each start, ends all when one ends, decides for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..diagnosis import Diagnosis, Finding, Patient
+from ..engine.run import Run
+from ..errors import Stop, config_rejected
+from ..hardware import Gpu, Inventory
+from ..healing import machine
+from ..launch import Launch, Prepared
+from ..plan import Change
+from ..settings import Loaded
+from ..watching import Alarm
+from .alone import Alone
+from .authority import Authority, HeardEnd, Rejected
+from .identity import identity
+from .words import Outcome, Refusal, answer_to, report_from
+
+LOOK_EVERY = 0.2
+# A worker's log of 4,000 lines of 8 KiB would be 32 MB; the ones that end a run are far shorter.
+MOST_BYTES = 40 << 20
+# Workers get this long to end their engine and say how it ended.
+END_PATIENCE = 45.0
+FAREWELL_SECONDS = 3.0
+# Seconds, where there is nothing to count from.
+NEVER = 1e9
+
+
+class Head(Alone):
+    """``on_alarm`` tells the supervisor why a run is about to end; ``on_wait`` whom a start waits for."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        diagnosis: Diagnosis,
+        loaded: Loaded,
+        on_alarm: Callable[[Alarm], None],
+        on_wait: Callable[[str | None], None],
+    ) -> None:
+        super().__init__(launch, diagnosis)
+        settings = loaded.settings
+        self._authority = Authority(settings.nnodes, settings.hang_timeout, uuid.uuid4().hex)
+        self._on_alarm, self._on_wait = on_alarm, on_wait
+        self._run: Run | None = None
+        self._is_ready = False
+        self.endpoint = self._report
+
+    async def _report(self, request: Request) -> Response:
+        """`POST /group`: 200 with an Answer; 400 for what is no report, 409 for who cannot be one of the group, 413."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                return JSONResponse({"error": "too long"}, 413)
+        try:
+            report = report_from(bytes(body))
+        except ValueError:
+            return JSONResponse({"error": "no report of a node; do all nodes run the same relaunch?"}, 400)
+        now = time.monotonic()
+        self._authority.quiet = now - self._run.active if self._run is not None else NEVER
+        try:
+            answer = self._authority.hear(report, now)
+        except Rejected as why:
+            return JSONResponse({"error": str(why)}, 409)
+        return Response(answer_to(answer), media_type="application/json")
+
+    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+        mine = identity(prepared)
+        try:
+            while waits := self._missing(mine):
+                self._on_wait("waiting for the group: " + "; ".join(waits))
+                await asyncio.sleep(LOOK_EVERY)
+        finally:
+            self._on_wait(None)
+        group = replace(prepared, inventory=self._common(prepared.inventory))
+        planned = await self.launch.plan(group, changes)
+        if planned.plan is not None and planned.plan.feasible:
+            self._authority.begin(planned.plan)
+        return replace(planned, inventory=prepared.inventory)
+
+    def _missing(self, mine: dict[str, str]) -> tuple[str, ...]:
+        given_up = self._authority.refused()
+        if given_up is not None:
+            member, refusal = given_up
+            raise Stop(
+                refusal.cause, f"{member.name}: {refusal.reason}", refusal.next_step, exit_code=refusal.exit_code
+            )
+        try:
+            return self._authority.missing(mine, time.monotonic())
+        except Rejected as why:
+            alike = "nodes of one group must be alike: give all the same image and model"
+            raise config_rejected(str(why), alike) from None
+
+    def _common(self, box: Inventory) -> Inventory:
+        """This box with the least memory that the GPU of the same place has on any node: one command fits all."""
+        cards = [member.report.cards for member in self._authority.members.values()]
+        for member in self._authority.members.values():
+            theirs = [(c.name, c.sm) for c in member.report.cards]
+            ours = [(g.name, g.sm) for g in box.gpus]
+            if theirs != ours:
+                told = f"{member.name} has {_count(theirs)}, node 0 has {_count(ours)}"
+                raise config_rejected(told, "give all nodes the same GPUs, or mask with CUDA_VISIBLE_DEVICES")
+
+        def least(place: int, gpu: Gpu) -> Gpu:
+            total = min(gpu.total_bytes, *(c[place].total_bytes for c in cards))
+            free = min(gpu.free_bytes, *(c[place].free_bytes for c in cards))
+            return replace(gpu, total_bytes=total, free_bytes=free)
+
+        return replace(box, gpus=tuple(least(place, gpu) for place, gpu in enumerate(box.gpus)))
+
+    def spawned(self, run: Run) -> None:
+        self._run, self._is_ready = run, False
+
+    async def watch(self, run: Run) -> machine.Event:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            leaving = self._authority.leaving() if self._authority.running else None
+            if leaving and self._is_ready:
+                return machine.RestartRequested()
+            reason = leaving or self._authority.lost(time.monotonic())
+            if reason:
+                self._on_alarm(Alarm(reason, group=True))
+                return machine.Unhealthy(run.number, reason)
+
+    def quiet(self) -> float:
+        return min((m.report.quiet for m in self._authority.members.values()), default=NEVER)
+
+    def ready(self) -> None:
+        self._is_ready = self._authority.ready = True
+
+    def ending(self) -> None:
+        self._authority.end()
+
+    async def diagnose(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
+        began = time.monotonic()
+        while self._authority.owing(time.monotonic()) and time.monotonic() - began < END_PATIENCE:
+            await asyncio.sleep(LOOK_EVERY / 4)
+        others = [_finding(rank, heard) for rank, heard in self._authority.ends.items()]
+        found = await self.diagnosis.examine(patient, loaded, others)
+        told = self.diagnosis
+        self._authority.conclude(
+            Outcome(
+                found.cause, found.reason, found.next_step, found.exit_code, found.retry, told.node,
+                told.repair, told.clear_jit_cache, told.wait_for_memory, told.last_post_mortem,
+            )
+        )  # fmt: skip
+        if told.node != 0:
+            told.repair = None  # that node's to do
+        return found
+
+    def recovering(self) -> None:
+        self._authority.conclude_planned()
+
+    def gave_up(self, refusal: Refusal) -> None:
+        self._authority.give_up(refusal)
+
+    async def farewell(self) -> None:
+        began = time.monotonic()
+        while self._authority.untold(time.monotonic()) and time.monotonic() - began < FAREWELL_SECONDS:
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _finding(rank: int, heard: HeardEnd) -> Finding:
+    from ..healing.classify import Observed
+
+    end = heard.end
+    observed = dict(end.observed)
+    observed["xids"] = tuple(observed.get("xids", ()))
+    return Finding(
+        rank, heard.at, end.own, end.lines, Observed(**observed), end.exit_code, end.alarm, end.stages, end.readings
+    )
+
+
+def _count(cards: list[tuple[str, int]]) -> str:
+    names = dict.fromkeys(name for name, _ in cards)
+    return " and ".join(f"{sum(name == n for n, _ in cards)} x {name}" for name in names) or "no GPU"
+
+

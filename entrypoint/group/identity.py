@@ -1,0 +1,29 @@
+"""What must be alike on all nodes of a group, and what a node tells of its GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ..hardware import Inventory
+from ..launch import Prepared
+from ..plan import flags
+from .words import Card
+
+
+def identity(prepared: Prepared) -> dict[str, str]:
+    """Names as an operator reads them in a refusal. The model is told by its configuration and its size: the path to
+    it may differ."""
+    settings, checkpoint = prepared.loaded.settings, prepared.checkpoint
+    config = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return {
+        "sglang": flags.engine_version(),
+        "RELAUNCH_NNODES": str(settings.nnodes),
+        "RELAUNCH_DIST_INIT_ADDR": str(settings.dist_init_addr),
+        "model configuration": config,
+        "model size": f"{prepared.snapshot.bytes} bytes",
+    }
+
+
+def cards(box: Inventory) -> tuple[Card, ...]:
+    return tuple(Card(gpu.index, gpu.name, gpu.sm, gpu.total_bytes, gpu.free_bytes) for gpu in box.gpus)

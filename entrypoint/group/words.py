@@ -1,0 +1,135 @@
+"""What the nodes of a group say to each other, as JSON over `POST /group` of the head's control port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from ..plan import Plan
+
+# Where a worker stands. ``waiting``: prepared, nothing of an older engine left, ready for the next epoch.
+Standing = Literal["preparing", "waiting", "running", "ended", "leaving", "gave_up"]
+# ``wait``: go on as you are; ``start``: spawn for this epoch; ``run``: the epoch is on; ``end``: it is over, end your
+# engine; ``over``: the group has given up.
+Order = Literal["wait", "start", "run", "end", "over"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node, or the group, gave up."""
+
+    cause: str
+    reason: str
+    next_step: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class End:
+    """How the engine of one node ended. ``age``: seconds since its first sign, by the node's own clock, so that hosts
+    need not agree on the time; ``own``: False when it only followed the group; ``observed``: fields of
+    `healing.classify.Observed`; ``lines``: the last lines of its log, scrubbed."""
+
+    age: float
+    own: bool
+    observed: Mapping[str, Any]
+    lines: tuple[str, ...] = ()
+    exit_code: int | None = None
+    alarm: str | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    readings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU of a worker, as the head's plan needs it. Sizes in bytes."""
+
+    index: int
+    name: str
+    sm: int
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A worker's word. ``life``: unique per life of its supervisor; ``identity``: what must be alike on all nodes;
+    ``quiet``: seconds since its engine showed progress; ``end`` is there when ``standing`` is ended, ``refusal`` when
+    it is gave_up."""
+
+    rank: int
+    life: str
+    host: str
+    standing: Standing
+    epoch: str | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
+    cards: tuple[Card, ...] = ()
+    quiet: float = 0.0
+    end: End | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What follows from the end of an epoch. ``node``: where the first failure was; ``repair``: files to fetch again
+    there (empty: what a full check finds; None: nothing)."""
+
+    cause: str
+    reason: str
+    next_step: str
+    exit_code: int
+    retry: bool
+    node: int = 0
+    repair: tuple[str, ...] | None = None
+    clear_jit_cache: bool = False
+    wait_for_memory: bool = False
+    post_mortem: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The head's word. ``epoch``: the one that ``order`` is about; ``ready``: the group serves; ``quiet``: seconds
+    since any node showed progress; ``plan`` comes with start, ``outcome`` when a reported end was understood,
+    ``refusal`` with over."""
+
+    order: Order
+    epoch: str | None = None
+    ready: bool = False
+    quiet: float = 0.0
+    words: str = ""
+    plan: Plan | None = None
+    outcome: Outcome | None = None
+    refusal: Refusal | None = None
+
+
+# Made when first asked for: the one host that needs nobody never pays for them.
+@cache
+def _reports() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)
+
+
+@cache
+def _answers() -> TypeAdapter[Answer]:
+    return TypeAdapter(Answer)
+
+
+def report_to(report: Report) -> bytes:
+    return _reports().dump_json(report)
+
+
+def answer_to(answer: Answer) -> bytes:
+    return _answers().dump_json(answer)
+
+
+def report_from(body: bytes) -> Report:
+    """Raises ValueError for what is no report."""
+    return _reports().validate_json(body)
+
+
+def answer_from(body: bytes) -> Answer:
+    """Raises ValueError for what is no answer."""
+    return _answers().validate_json(body)
