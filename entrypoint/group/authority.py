@@ -109,6 +109,8 @@ class Authority:
                 waits.append(f"{member.name} has left")
             elif now - member.heard > self.lease:
                 waits.append(f"{member.name} is no longer heard")
+            elif rank in self._sent:  # it may well run what it was told to start
+                waits.append(f"{member.name} has not said yet that its engine ended")
             elif member.report.standing != "waiting":
                 doing = {"running": "is ending its engine", "ended": "is ending its engine"}
                 waits.append(f"{member.name} {doing.get(member.report.standing, 'is preparing')}")
