@@ -14,6 +14,7 @@ from .doctoring import judge_gpu, judge_host, judge_kernels, read_gpu, read_host
 from .doctoring.facts import Check, Facts
 from .errors import Stop
 from .hardware import Inventory
+from .preflight import ranks_here
 from .settings import Loaded
 
 
@@ -65,7 +66,7 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         uid=os.getuid(),
         gid=os.getgid(),
         device=device,
-        ranks=1 if device == "cpu" else _ranks(settings.tp, settings.pp, settings.nnodes, len(box.gpus)),
+        ranks=1 if device == "cpu" else ranks_here(settings.tp, settings.pp, settings.nnodes, len(box.gpus)),
         drain_timeout=settings.drain_timeout,
         engine=package_version("sglang"),
         nvml_note=box.notes[0] if box.notes else None,
@@ -97,11 +98,6 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         stop_grace=read_host.stop_grace(inside),
         hub=read_serving.hub(loaded, environ, needed=needs_hub),
     )
-
-
-def _ranks(tp: int | str, pp: int, nnodes: int, gpus: int) -> int:
-    """Engine ranks on this host."""
-    return max(1, gpus if isinstance(tp, str) else tp * pp // nnodes)
 
 
 def _run_prefix(loaded: Loaded) -> str:

@@ -30,7 +30,7 @@ def require(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> Non
             )
         return
     _driver(box.driver)
-    ranks = len(box.gpus) if isinstance(settings.tp, str) else settings.tp * settings.pp // settings.nnodes
+    ranks = ranks_here(settings.tp, settings.pp, settings.nnodes, len(box.gpus))
     size = read_host.shm_bytes() if shm_bytes is None else shm_bytes
     if ranks > 1 and size is not None and size < SHM_FAIL:
         raise Stop(
@@ -38,6 +38,11 @@ def require(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> Non
             f"/dev/shm has {format_bytes(size)}, too little for {ranks} ranks",
             f"docker run --shm-size {ranks + 1}g, or SHM_SIZE={ranks + 1}gb with compose",
         )
+
+
+def ranks_here(tp: int | str, pp: int, nnodes: int, gpus: int) -> int:
+    """Engine ranks on this host, before there is a plan: on several hosts it lays at least a stage on each."""
+    return max(1, gpus if isinstance(tp, str) else min(gpus, tp * max(pp, nnodes) // nnodes))
 
 
 def _driver(version: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,21 @@ def test_dockers_own_64_mib_of_shared_memory_are_too_little_for_eight_ranks() ->
 def test_each_reason_not_to_write_has_its_own_cure(number: int, cause: str, word: str) -> None:
     stop = unwritable("RELAUNCH_CACHE_DIR", Path("/c"), OSError(number, "why"))
     assert (stop.cause, stop.exit_code) == (cause, 73) and word in stop.next_step and "/c" in stop.message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks"),
+    [
+        (("auto", 1, 1, 8), 8),
+        ((4, 1, 1, 8), 4),
+        ((4, 2, 1, 8), 8),
+        ((8, 1, 2, 8), 8),
+        ((8, 2, 2, 8), 8),
+        ((16, 1, 2, 8), 8),
+        ((4, 4, 2, 8), 8),
+        ((4, 1, 2, 8), 4),
+        ((1, 1, 1, 0), 1),
+    ],
+)
+def test_ranks_of_one_host_before_there_is_a_plan(sizes: tuple[Any, int, int, int], ranks: int) -> None:
+    assert preflight.ranks_here(*sizes) == ranks

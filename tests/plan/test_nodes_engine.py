@@ -1,11 +1,14 @@
-"""How the installed engine deals out ranks and layers, and which models it cuts into stages: read from its source,
-without importing it (that takes a GPU's libraries and ten seconds)."""
+"""How the installed engine deals out ranks and layers, and which models it cuts into stages, read from its source
+without importing it; and its own judgement of the flags for two boxes."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from planned import CONFIGS, make, rtx
 
 from entrypoint.plan import pipeline
 from entrypoint.plan.sharding import Parallel
@@ -39,6 +43,21 @@ def function(path: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
     exec(code, names)
     result: Callable[..., Any] = names[name]
     return result
+
+
+def test_the_engine_resolves_what_is_planned_for_two_boxes(tmp_path: Path) -> None:
+    planned = make("glm-5-nvfp4", rtx(), NNODES=2)
+    (tmp_path / "config.json").write_text((CONFIGS / "glm-5-nvfp4.json").read_text())
+    flags = [*planned.flags, "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5000"]
+    asked = {"model": str(tmp_path), "flags": [*flags, "--skip-tokenizer-init"], "parse": {}}
+    script = Path(__file__).with_name("resolve.py")
+    done = subprocess.run([sys.executable, "-P", str(script)], input=json.dumps(asked), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    resolved = json.loads(done.stdout.splitlines()[-1])["resolved"]
+    for name in ("mem_fraction_static", "max_running_requests", "chunked_prefill_size", "moe_runner_backend"):
+        assert resolved[name] == getattr(planned, name), name
+    assert resolved["decode_graph"][1] == planned.cuda_graph_max_bs and resolved["prefill_graph"] == "disabled"
+    assert "incompatible with overlap schedule" in done.stderr
 
 
 @pytest.mark.parametrize("layers", [1, 7, 32, 61, 78])
