@@ -77,6 +77,7 @@ class Served:
         self.port, self.control, self.deadline = port, port + 1, deadline
         self.state, self.log_path = folder / "state", folder / f"serve-{time.monotonic_ns()}.log"
         self.readings: dict[str, dict[str, float]] = {}
+        self.token = settings.get("CONTROL_TOKEN")
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RELAUNCH_")}
         watcher = str(Path(__file__).with_name("peak"))
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), watcher, environ.get("PYTHONPATH")]))
@@ -103,9 +104,10 @@ class Served:
     def get(self, path: str, port: int | None = None, body: Any = None, timeout: float = 10.0) -> tuple[int, Any]:
         """(status, JSON or text); status 0 when nobody answered."""
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port or self.control}{path}", data, {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(f"http://127.0.0.1:{port or self.control}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
                 text, status = response.read(), response.status
