@@ -157,7 +157,8 @@ FAKE_BEHAVIOUR = {"death_signal_after": 0.5, "dying_seconds": 5, "start_seconds"
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     def median(key: str, sig: str) -> float | None:
-        values = [r[key] for r in rounds if key in r and r["signal"] == sig]
+        # While recovering, the next start was under way before the second blow.
+        values = [r[key] for r in rounds if key in r and r["signal"] == sig and r["phase"] != "recovering"]
         return round(statistics.median(values), 2) if values else None
 
     return {

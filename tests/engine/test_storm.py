@@ -1,4 +1,4 @@
-"""The storm of benchmarks/storm.py on the fake tree: 200 rounds."""
+"""The storm of benchmarks/storm.py, small: 200 rounds on the fake tree, five on the real engine."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def test_two_hundred_faults_on_the_fake_tree_always_end_ready(tmp_path: Path) ->
         cost = report["rounds"][-1]["cost"]
         assert cost["fds"] <= report["first_cost"]["fds"] + 8, "file descriptors leak"
         assert cost["rss"] <= report["first_cost"]["rss"] + 30e6, "memory leaks"
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1500)
+def test_five_faults_on_the_real_engine_always_end_ready(tmp_path: Path) -> None:
+    # Draws loading, recovering, warmup, distributed and ready; scheduler, detokenizer and main; two of them stopped.
+    process = storm(tmp_path / "real.json", "--rounds", "5", "--seed", "993")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output[-3000:]
+    report = json.loads((tmp_path / "real.json").read_text())
+    assert report["summary"]["struck"] == 5
+    assert report["end"] == {"exit_code": 0, "left": []}
