@@ -186,6 +186,13 @@ def test_a_pipeline_captures_no_prefill_graphs_unless_told_to() -> None:
     assert two.per_gpu[0].graph_bytes < told.per_gpu[0].graph_bytes == one.per_gpu[0].graph_bytes
 
 
+def test_a_reading_of_one_stages_weights_is_not_taken_for_anothers() -> None:
+    read = float(TWO.nodes[0]["stages"][0]["weights_bytes"])
+    sizes = {"tp": 8.0, "pp": 2.0, "ep": 1.0, "dp": 1.0}
+    again = make("glm-5-nvfp4", rtx(), NNODES=2, learned=plan.Learned(readings={**sizes, "weights": read}))
+    assert again.nodes == TWO.nodes
+
+
 def test_one_box_with_stages_has_one_node() -> None:
     planned = make("glm-5-nvfp4", rtx(), TP=4, PP=2)
     assert planned.feasible and len(planned.nodes) == 1 and planned.network is None and planned.one_box is None
