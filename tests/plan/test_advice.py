@@ -58,6 +58,14 @@ def followed(model: str, wishes: dict[str, Any]) -> tuple[plan.Plan, list[plan.P
         {"ENGINE_ARGS": "--mem-fraction-static 0.95"},
         {"ENGINE_ARGS": "--dsa-decode-backend trtllm"},
         {"ENGINE_ARGS": "--tp-size 3"},
+        {"NNODES": 3, "TP": 8, "PP": 2},
+        {"NNODES": 2, "TP": 4, "PP": 3},
+        {"NNODES": 2, "TP": 16, "PP": 2},
+        {"NNODES": 5, "TP": 3},
+        {"NNODES": 2, "PP": 2, "SPECULATIVE": "mtp"},
+        {"NNODES": 2, "PP": 2, "ENGINE_ARGS": "--min-free-slots-delay 2"},
+        {"NNODES": 2, "ENGINE_ARGS": "--dp-size 2"},
+        {"NNODES": 3, "PP": 2, "SPECULATIVE": "mtp", "CONTEXT_LENGTH": 10_000_000},
     ],
     ids=str,
 )
@@ -104,6 +112,7 @@ def test_no_change_is_named_when_none_is_enough() -> None:
         optional={
             "TP": st.integers(1, 20),
             "PP": st.integers(1, 9),
+            "NNODES": st.integers(1, 4),
             "EP": st.integers(1, 9),
             "DP_ATTENTION": st.integers(1, 9),
             "CONTEXT_LENGTH": st.sampled_from([1, 5000, 10**6, 10**8]),
