@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 
+_numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -19,7 +21,7 @@ class Boxes:
     """``names``: the namespaces; ``addresses``: theirs on the cable."""
 
     def __init__(self) -> None:
-        tag = f"{os.getpid() % 100_000:05}"
+        tag = f"{os.getpid() % 100_000:05}{next(_numbers):02}"
         self.names = (f"rl{tag}a", f"rl{tag}b")
         self.addresses = ("10.77.0.1", "10.77.0.2")
         for name in self.names:
