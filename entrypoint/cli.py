@@ -197,7 +197,10 @@ def _history(arguments: argparse.Namespace) -> int:
     from . import inputs
     from .state.post_mortems import history
 
-    document = history(inputs.load().settings.state_dir)
+    state_dir = inputs.load().settings.state_dir
+    if state_dir.exists() and not state_dir.is_dir():
+        raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
+    document = history(state_dir)
     if arguments.json:
         _print(document)
     else:

@@ -115,8 +115,13 @@ class Launch:
         for warning in made.warnings:
             self._log.warning(warning)
         if made.feasible:
-            command.write_secrets(loaded)
-            await asyncio.to_thread(self._ready_caches, prepared)
+            try:
+                await asyncio.to_thread(self._ready_caches, prepared)
+            except Stop as stop:
+                if prepared.plan is None:
+                    raise
+                # An engine ran with these until now: a full disk is no reason not to bring it back.
+                self._log.warning(stop.line())
             tokens = f"{made.max_total_tokens} KV tokens" if made.max_total_tokens else "no KV limit"
             self._log.info(f"plan: fraction {made.mem_fraction_static}, {tokens}, context {made.context_length}")
         return replace(prepared, plan=made, command=built)
@@ -132,6 +137,7 @@ class Launch:
         except OSError as error:
             raise unwritable("RELAUNCH_CACHE_DIR", settings.cache_dir, error) from None
         try:
+            command.write_secrets(prepared.loaded)
             probe(settings.state_dir)
         except OSError as error:
             raise unwritable("RELAUNCH_STATE_DIR", settings.state_dir, error) from None

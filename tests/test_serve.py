@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -177,3 +179,39 @@ def test_giving_up_by_budget_is_said_in_the_history(make: Make) -> None:
     assert [row["gave_up"] for row in rows] == [False, True]
     supervisor.terminate()
     assert supervisor.wait(20) == 70
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_state_disk_that_fills_up_while_serving_does_not_keep_the_server_down(make: Make, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=True)
+    try:
+        supervisor = make({}, STATE_DIR=str(disk / "state"))
+        supervisor.until_ready()
+        with contextlib.suppress(OSError), open(disk / "filler", "wb") as file:
+            while True:
+                file.write(b"x" * 4096)
+                file.flush()
+        assert os.statvfs(disk).f_bavail == 0
+        old = supervisor.engine("main").pid
+        supervisor.engine("scheduler").send_signal(signal.SIGKILL)
+        supervisor.until(lambda: not supervisor.is_ready, 10, "not ready")
+        supervisor.until_ready()
+        assert supervisor.engine("main").pid != old
+        assert "No space left" in supervisor.log
+        supervisor.terminate()
+        assert supervisor.wait(40) == 0
+    finally:
+        supervisor.close()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_the_history_of_a_state_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    environ = {**os.environ, "RELAUNCH_STATE_DIR": str(tmp_path / "state")}
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", "entrypoint", "history"], env=environ, capture_output=True, text=True
+    )
+    assert told.returncode == 73
+    assert told.stderr.count("\n") == 1 and "is no directory" in told.stderr
