@@ -19,6 +19,26 @@ from entrypoint import __version__
 
 pytestmark = [pytest.mark.doors, pytest.mark.timeout(600)]
 
+# Both ports of a replica, as the gateway sees them.
+REPLICA = """
+import http.server, socket, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = b'{"object": "list", "data": [{"id": "%s"}]}' % socket.gethostname().encode()
+        self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+servers = [http.server.ThreadingHTTPServer(("", port), Handler) for port in (30000, 30001)]
+threading.Thread(target=servers[0].serve_forever).start(); servers[1].serve_forever()
+"""
+ASK = """
+import sys, urllib.request
+body = sys.argv[2].encode() if sys.argv[2:] else None
+asked = urllib.request.Request("http://127.0.0.1:" + sys.argv[1], body, {"content-type": "application/json"})
+print(urllib.request.urlopen(asked, timeout=5).read().decode())
+"""
+
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "4321:4321")
 
 
@@ -91,6 +111,38 @@ def test_the_gateway_starts_confined_and_says_what_it_waits_for(docker: Docker, 
         assert docker("inspect", "-f", "{{.State.ExitCode}}", name).stdout.strip() == "0"
     finally:
         docker("rm", "-f", name)
+
+
+def test_a_name_is_as_many_replicas_as_it_has_addresses(docker: Docker, plain: Image) -> None:
+    network = docker("network", "create", "replicas").stdout.strip()
+    started: list[str] = []
+
+    def start(*words: str) -> str:
+        started.append(docker("run", "-d", *CONFINED, "--network", "replicas", *words).stdout.strip())
+        return started[-1]
+
+    def until_ready(count: int) -> None:
+        for _ in range(100):
+            asked = docker("exec", gateway, "python", "-c", ASK, "30001/replicas", check=False).stdout
+            rows = json.loads(asked)["replicas"] if asked else []
+            if sum(row["in_router"] for row in rows) == count:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"not {count} replicas: {asked} {docker('logs', gateway).stderr}")
+
+    try:
+        for _ in range(2):
+            start("--network-alias", "replica", "--entrypoint", "python", plain.name, "-c", REPLICA)
+        gateway = start("-e", "RELAUNCH_REPLICAS=replica", plain.name, "gateway")
+        until_ready(2)
+        ask = ("exec", gateway, "python", "-c", ASK, "30000/v1/embeddings")
+        assert '"object": "list"' in docker(*ask, '{"model": "m", "input": "x"}').stdout
+        docker("kill", started[0])
+        until_ready(1)
+        assert started[1][:12] in docker(*ask, '{"model": "m", "input": "x"}').stdout
+    finally:
+        docker("rm", "-f", *started)
+        docker("network", "rm", network)
 
 
 def test_wrong_verb_keeps_its_exit_code_through_pid_one(docker: Docker, plain: Image) -> None:
