@@ -32,6 +32,8 @@
         # A plan needs neither GPU nor engine.
         plan = app "plan" ours.plain;
         doctor = app "doctor" ours.complete;
+        # Several replicas behind one address; without the engine too.
+        gateway = app "gateway" ours.gateway;
       };
 
       checks.${system} = import ./nix/checks.nix {

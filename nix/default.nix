@@ -13,6 +13,15 @@ let
     ];
   };
 
+  router = environment {
+    name = "relaunch-router";
+    locks = [ ../locks/gateway.txt ];
+    imports = [
+      "sglang_router.router"
+      "uvloop"
+    ];
+  };
+
   engine = environment {
     name = "relaunch-engine";
     locks = [ ../locks/engine.txt ];
@@ -40,6 +49,11 @@ rec {
 
   plain = package {
     environment = runtime;
+    cuda = null;
+  };
+
+  gateway = package {
+    environment = router;
     cuda = null;
   };
 

@@ -92,7 +92,7 @@ def test_the_outputs_are_where_people_look_for_them(nix: Nix) -> None:
     shown = json.loads(nix("flake", "show", "--json", *nix.options, nix.of()).stdout)
     system = {key: set(value["x86_64-linux"]) for key, value in shown.items() if "x86_64-linux" in value}
     assert system["packages"] == {"default", "relaunch", "image"}
-    assert system["apps"] == {"default", "plan", "doctor"}
+    assert system["apps"] == {"default", "plan", "doctor", "gateway"}
     assert system["checks"] == {"rooms", "argv", "module", "formatting"}
     assert system["devShells"] == {"default"} and "formatter" in system
     assert set(shown["nixosModules"]) == {"default"} and set(shown["overlays"]) == {"default"}
@@ -131,6 +131,32 @@ def test_plan_as_an_app(nix: Nix, tmp_path: Path) -> None:
     command = [str(nix.work / "bin/nix"), "run", *nix.options, nix.of("plan"), "--", "--json"]
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=300)
     assert json.loads(done.stdout)["feasible"], done.stderr[-2000:]
+
+
+def test_the_gateway_as_an_app(nix: Nix, tmp_path: Path) -> None:
+    """The router's own library loads from the store, listens and ends."""
+    log = tmp_path / "log"
+    with socket.socket() as one, socket.socket() as two:
+        for sock in (one, two):
+            sock.bind(("127.0.0.1", 0))
+        port, control = (sock.getsockname()[1] for sock in (one, two))
+    env = {
+        **nix.env,
+        "RELAUNCH_REPLICAS": "127.0.0.1:9", "RELAUNCH_CACHE_DIR": str(tmp_path),
+        "RELAUNCH_PORT": str(port), "RELAUNCH_CONTROL_PORT": str(control),
+    }  # fmt: skip
+    command = [str(nix.work / "bin/nix"), "run", *nix.options, nix.of("gateway")]
+    with open(log, "wb") as file:
+        running = subprocess.Popen(command, env=env, stdout=file, stderr=file)
+    try:
+        began = time.monotonic()
+        while "router up" not in log.read_text():
+            assert running.poll() is None and time.monotonic() - began < 300, log.read_text()[-3000:]
+            time.sleep(0.2)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 0, log.read_text()[-3000:]
+    finally:
+        running.kill()
 
 
 @pytest.mark.parametrize("door", ["launcher", "engine"])
