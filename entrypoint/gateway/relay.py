@@ -3,7 +3,7 @@
 The router decides by status alone what it sends a second time, and gives a refused connection the same status as an
 engine that died in the middle of an answer. So it may retry nothing, and this relay does, where it is safe: while no
 byte of a request has left, a replica that cannot be reached is passed over for another. What has left is never sent
-again. The relay asks for the connection to be closed after its answer, so that no request meets a connection that an
+again. Both sides are told that the connection ends with the answer, so that no request meets a connection that an
 engine is just closing.
 """
 
@@ -21,6 +21,8 @@ from .replicas import Replica
 CONNECT_TIMEOUT = 3.0
 # A first line longer than this is no request.
 LONGEST_LINE = 1 << 16
+
+_CLOSE = b"Connection: close\r\n"
 
 # The router asks a new replica for these. Its own `/health` would make the engine generate, and who asked us to be
 # added has just been proven by `/readyz`; what it would read from the others is for several models at a time.
@@ -93,6 +95,7 @@ class _Answer(_Half):
         self.peer = self._request = request
         self._replica = replica
         self._answered = False
+        self._head = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -100,7 +103,13 @@ class _Answer(_Half):
 
     def data_received(self, data: bytes) -> None:
         assert self._request.transport is not None
-        self._answered = True
+        if not self._answered:
+            self._head += data
+            line, end, rest = self._head.partition(b"\r\n")
+            if not end and len(self._head) <= LONGEST_LINE:
+                return
+            self._answered = True
+            data = bytes(line + end + _CLOSE + rest) if end else bytes(self._head)
         self._request.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -167,13 +176,13 @@ class _Request(_Half):
             answer.end(True)
             return
         head, self._head = bytes(self._head), None
-        answer.transport.write(head[:after_line] + b"Connection: close\r\n" + head[after_line:])
+        answer.transport.write(head[:after_line] + _CLOSE + head[after_line:])
         self.transport.resume_reading()
 
     def _say(self, status: str, body: bytes) -> None:
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+            self.transport.write(head.encode() + _CLOSE + b"\r\n" + body)
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -72,6 +72,7 @@ async def stage() -> AsyncIterator[Stage]:
 async def test_bytes_go_through_and_the_connection_ends_with_the_answer(stage: Stage) -> None:
     answer = await stage.ask()
     assert answer.startswith(b"HTTP/1.1 200") and str(stage.engines[0].port).encode() in answer
+    assert b"\r\nConnection: close\r\n" in answer, "or the router would use the connection again while it closes"
     (seen,) = stage.engines[0].seen
     assert seen.body == {"input": "x"} and seen.headers["connection"] == "close"
     assert not stage.engines[1].seen

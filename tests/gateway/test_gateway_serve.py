@@ -147,6 +147,19 @@ async def test_a_replica_that_is_not_ready_gets_nothing_new_and_nothing_fails(
     assert (await gateway.embed("x")).status_code == 503
 
 
+async def test_an_engine_that_closes_connections_without_a_word_costs_nothing(
+    gateway: Gateway, fakes: list[FakeReplica]
+) -> None:
+    """These fakes do; a router that keeps such a connection loses the request that it sends next."""
+    await gateway.until_replicas(2)
+
+    async def client(name: str) -> set[int]:
+        return {(await gateway.embed(f"{name} {n}")).status_code for n in range(60)}
+
+    assert set().union(*await asyncio.gather(*(client(name) for name in "abcdef"))) == {200}
+    assert sum(seen_by(fakes)) == 360
+
+
 async def test_an_engine_that_refuses_connections_costs_nothing(gateway: Gateway, fakes: list[FakeReplica]) -> None:
     """Its control port has not noticed yet: the first moments after a kill."""
     await gateway.until_replicas(2)
