@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -19,6 +20,14 @@ from .replicas import Replica
 
 # A host that is gone answers nothing: this long, in seconds, then the next replica.
 CONNECT_TIMEOUT = 3.0
+# A host that goes in the middle of an answer says nothing either: after a minute the client hears of it.
+_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),
+)
 # A first line longer than this is no request.
 LONGEST_LINE = 1 << 16
 
@@ -99,6 +108,8 @@ class _Answer(_Half):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        for option in _ALIVE:
+            transport.get_extra_info("socket").setsockopt(*option)
         self._request.fleet.opened(self._replica, self._request.own)
 
     def data_received(self, data: bytes) -> None:
