@@ -169,6 +169,7 @@ class Diagnosis:
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
             hang=alarm.hang if alarm else None,
+            stopped=alarm is not None and alarm.stopped,
             canary=alarm.canary if alarm else None,
             stage=TAXONOMY_STAGE.get(patient.run.stage, patient.run.stage),
             oom_kill=signs.oom_kill,

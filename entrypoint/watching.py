@@ -26,12 +26,14 @@ CANARY_TRIES = 2
 @dataclass(frozen=True)
 class Alarm:
     """``hang``: startup or serving; ``canary``: what the answer was; ``group``: this node's engine is ended because of
-    another node. One of the three is set, or none for what the reason alone says."""
+    another node. One of the three is set, or none for what the reason alone says. ``stopped``: the hang is that of a
+    process stopped by a signal."""
 
     reason: str
     hang: Literal["startup", "serving"] | None = None
     canary: Failure | None = None
     group: bool = False
+    stopped: bool = False
 
 
 async def watch_start(
@@ -50,12 +52,11 @@ async def watch_start(
         heard = run.heard
         engine = run.engine
         vigil.elsewhere(now - quiet_elsewhere())
-        reason = stopped.check(now, engine.stopped()) or vigil.check(
-            now, run.stage, engine.compiling(), engine.bytes_read()
-        )
+        halted = stopped.check(now, engine.stopped())
+        reason = halted or vigil.check(now, run.stage, engine.compiling(), engine.bytes_read())
         run.active = vigil.last
         if reason:
-            return Alarm(reason, hang="startup")
+            return Alarm(reason, hang="startup", stopped=halted is not None)
 
 
 class FollowerWatch:
@@ -75,7 +76,7 @@ class FollowerWatch:
             await asyncio.sleep(1.0)
             reason = self._stopped.check(time.monotonic(), self._run.engine.stopped())
             if reason:
-                return Alarm(reason, hang="serving")
+                return Alarm(reason, hang="serving", stopped=True)
 
 
 class ServingWatch:
@@ -129,9 +130,10 @@ class ServingWatch:
                     self._canary = asyncio.create_task(self.ask_canary())
                     next_canary = now + self._settings.canary_interval
                 stopped = self._run.engine.stopped()
-                reason = self._stopped.check(now, stopped) or self._vigil.check(now)
+                halted = self._stopped.check(now, stopped)
+                reason = halted or self._vigil.check(now)
                 if reason:
-                    return Alarm(reason, hang="serving")
+                    return Alarm(reason, hang="serving", stopped=halted is not None)
                 self._show(now, stopped)
         finally:
             for task in (metrics, self._pulse, self._canary):

@@ -28,8 +28,12 @@ def first(candidates: Sequence[Candidate]) -> Candidate | None:
     if not ours:
         return None
     earliest = ours[0]
-    if earliest.verdict.cause in ECHOES:
+    if _is_echo(earliest):
         for other in ours[1:]:
-            if other.at - earliest.at <= ECHO_SECONDS and other.verdict.cause not in ECHOES:
+            if other.at - earliest.at <= ECHO_SECONDS and not _is_echo(other):
                 return other
     return earliest
+
+
+def _is_echo(candidate: Candidate) -> bool:
+    return candidate.verdict.cause in ECHOES and not candidate.verdict.outside

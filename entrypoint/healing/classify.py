@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from .scan import ORDER, Boot, Hit, Scanner
 LOST_XIDS = frozenset({74, 79, 119, 120, 140, 154, 155, 156, 158})
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
+_STOPPED = "a process was stopped by a signal from outside"
 _TEXT = 300  # characters of an evidence line
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:(?<=bearer )\S+|(?<=api[_-]key[=:])\S+)")
 
@@ -29,7 +30,7 @@ class Observed:
     the cgroup's out-of-memory counter rose; ``xids``: numbers of Xid lines since the start; ``gpus_missing``: NVML no
     longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
-    than from the log."""
+    than from the log; ``stopped``: a process was stopped by a signal from outside for too long."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -41,6 +42,7 @@ class Observed:
     canary: Literal["nan", "degenerate", "silent"] | None = None
     stage: str | None = None
     stop_requested: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Evidence:
 @dataclass(frozen=True)
 class Verdict:
     """``rank``: the tensor-parallel rank that failed first, if the log says; ``numbers``: see `numbers.py`;
-    ``files``: checkpoint files that the failing lines name."""
+    ``files``: checkpoint files that the failing lines name; ``outside``: done to the engine, not by it."""
 
     cause: str
     action: str
@@ -66,6 +68,7 @@ class Verdict:
     next_step: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    outside: bool = False
 
     def document(self) -> dict[str, Any]:
         """The `explain` document."""
@@ -99,7 +102,8 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
         support = [] if cause == "none" else [hit for hit in boot.hits if hit.cause == cause][:3]
         rank = support[0].rank if support else None
         evidence = (Evidence(0, text), *_evidence(support))
-        return _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
+        verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
+        return replace(verdict, outside=text is _STOPPED)
     if best is None:
         seen = [hit for hit in boot.hits if hit.cause == "none"][:3]
         return _verdict("none", observed.stage or boot.stage_of(""), None, 0.7, _evidence(seen), boot)
@@ -146,6 +150,8 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
         return "nan_output", stage, 0.95, "the canary's log-probabilities are not finite"
     if observed.canary == "degenerate":
         return "degenerate_output", stage, 0.9, "the canary's answer is not the one of a sane run"
+    if observed.stopped and not strong:
+        return f"hang_{observed.hang or 'serving'}", stage, 0.9, _STOPPED
     if observed.hang and not strong:
         if observed.compiler_running:
             return "none", stage, 0.9, "a compiler is at work"

@@ -36,6 +36,7 @@ class Facts:
     device: str = "cuda"
     sm: int | None = None
     tp: int = 1
+    pp: int = 1
     nnodes: int = 1
     mem_fraction_static: float | None = None
     cuda_graph_max_bs: int | None = None
@@ -58,6 +59,11 @@ class Facts:
     user_set: frozenset[str] = frozenset()
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     flags: frozenset[str] = frozenset()
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute, over all nodes."""
+        return self.tp * self.pp
 
     @property
     def planned_fraction(self) -> float | None:
@@ -86,6 +92,7 @@ def of(plan: Plan, loaded: Loaded, alternatives: Mapping[str, tuple[str, ...]] |
         device=plan.device,
         sm=sm,
         tp=int(plan.parallel.get("tp") or 1),
+        pp=int(plan.parallel.get("pp") or 1),
         nnodes=int(plan.parallel.get("nnodes") or 1),
         mem_fraction_static=plan.mem_fraction_static,
         cuda_graph_max_bs=plan.cuda_graph_max_bs,

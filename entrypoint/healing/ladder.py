@@ -110,6 +110,10 @@ _HANG_BUILDING = (_again(1), _again(2, "clear_jit_cache", clear=True), _NO_TRANS
 # While serving, connections break because a rank died (killed from outside it says nothing itself); the transports
 # worked until then, and going without them is slow for as long as it is remembered.
 _LOST_RANK = (_again(3), _NO_TRANSPORTS)
+# Nothing is wrong with the engine.
+_FROM_OUTSIDE = (_again(BUDGETED),)
+# One rank has no transports that could be at fault.
+_ONE_RANK = (_again(2),)
 _STOPS = ("stop_config", "stop_operator")
 # When every rung is used up: who must act.
 _OPERATOR_AFTER = frozenset(
@@ -146,6 +150,10 @@ def decide(verdict: Verdict, facts: Facts, history: tuple[Attempt, ...]) -> Step
 
 def _ladder(case: Case) -> tuple[Rung, ...]:
     cause, stage = case.verdict.cause, case.verdict.stage
+    if case.verdict.outside:
+        return _FROM_OUTSIDE
+    if cause in ("nccl_init_hang", "nccl_error") and case.facts.ranks == 1:
+        return _ONE_RANK
     if cause == "hang_startup" and stage in ("jit_build", "warmup", "first_forward"):
         return _HANG_BUILDING
     if cause == "nccl_error" and stage == "serving":

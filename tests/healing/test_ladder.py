@@ -215,6 +215,22 @@ def test_transports_go_off_once_then_a_person_is_needed() -> None:
     assert "NCCL_IB_DISABLE" not in path(several)[0][1]
 
 
+@pytest.mark.parametrize("stage", ["init", "nccl_init", "weight_load", "graph_capture", "warmup", "serving"])
+def test_a_process_stopped_from_outside_changes_nothing_however_often(stage: str) -> None:
+    """Seen on the real engine: a stop while it connected, twice in an hour, cost the transports and then the server."""
+    seen = classify([], Observed(hang="serving" if stage == "serving" else "startup", stage=stage, stopped=True))
+    history: tuple[Attempt, ...] = ()
+    for at in range(20):
+        step = decide(seen, FACTS, history)
+        assert step.restart and not step.changes and not step.clear_jit_cache
+        history = (*history, Attempt(seen.cause, seen.stage, step.changes, float(at)))
+
+
+def test_one_rank_alone_has_no_transports_to_blame() -> None:
+    alone = replace(FACTS, tp=1)
+    assert [step.action for step in climb("nccl_init_hang", alone)] == ["restart_same"] * 2 + ["stop_operator"]
+
+
 def test_connections_that_break_while_serving_cost_no_transports_at_first() -> None:
     """Two H200 with TP2, one rank killed: its neighbour said only this, and the restart lost peer-to-peer for good."""
     text = (
