@@ -22,6 +22,8 @@ KEEP = 20
 # Raise when the account's formulas change: what an older account learned does not correct a newer one.
 PLAN_VERSION = 1
 _GROUPS = ("parallelism", "memory", "kernels")
+# Where the nodes of a group are says nothing about what fits on them.
+_ADDRESSES = frozenset({"dist_init_addr", "group_head", "node_rank"})
 
 
 def fingerprint(loaded: Loaded, inventory: Inventory, checkpoint: Checkpoint, engine: str) -> str:
@@ -29,7 +31,7 @@ def fingerprint(loaded: Loaded, inventory: Inventory, checkpoint: Checkpoint, en
     asked = {
         field: str(getattr(loaded.settings, field))
         for field, record in RECORDS.items()
-        if record.group in _GROUPS and loaded.is_user_set(field)
+        if record.group in _GROUPS and field not in _ADDRESSES and loaded.is_user_set(field)
     }
     parts = {
         "config": checkpoint.config,
