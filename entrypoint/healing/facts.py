@@ -8,23 +8,6 @@ from dataclasses import dataclass, field
 from ..plan import Plan, flags
 from ..settings import Loaded
 
-# Kernels that exist per GPU generation, best first; the fallback when the planner's rules name none.
-# SM120: only cutlass-family MoE; FP4 GEMM of cuDNN and the marlin path as the slow last one; dense MLA needs BF16 KV.
-_ALTERNATIVES: Mapping[int, Mapping[str, tuple[str, ...]]] = {
-    12: {
-        "attention_backend": ("flashinfer", "triton"),
-        "moe_runner_backend": ("flashinfer_cutlass", "marlin"),
-        "fp4_gemm_backend": ("flashinfer_cutlass", "flashinfer_cudnn", "marlin"),
-    },
-    10: {
-        "attention_backend": ("trtllm_mla", "flashinfer", "triton"),
-        "moe_runner_backend": ("flashinfer_trtllm", "flashinfer_cutlass", "marlin"),
-        "fp4_gemm_backend": ("flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cudnn"),
-    },
-    9: {"attention_backend": ("fa3", "flashinfer", "triton"), "moe_runner_backend": ("triton", "marlin")},
-    8: {"attention_backend": ("flashinfer", "triton"), "moe_runner_backend": ("triton", "marlin")},
-}
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -73,8 +56,8 @@ class Facts:
         return 1 - self.reserve_bytes / self.baseline_free_bytes
 
 
-def of(plan: Plan, loaded: Loaded, alternatives: Mapping[str, tuple[str, ...]] | None = None) -> Facts:
-    """The facts of the plan in force. ``alternatives`` from the planner's rules win over the table here."""
+def of(plan: Plan, loaded: Loaded) -> Facts:
+    """The facts of the plan in force."""
     sized = [
         (int(gpu["total_bytes"]) - account.baseline_bytes, gpu, account)
         for account in plan.per_gpu
@@ -116,7 +99,7 @@ def of(plan: Plan, loaded: Loaded, alternatives: Mapping[str, tuple[str, ...]] |
         ),
         graph_bytes=account.graph_bytes if account else 0,
         user_set=frozenset((users | {_field(option) for option in named}) - healed),
-        alternatives=alternatives if alternatives is not None else _ALTERNATIVES.get((sm or 0) // 10, {}),
+        alternatives=plan.alternatives,
         flags=frozenset(flag for flag in plan.flags if flag.startswith("--")) | frozenset(named),
     )
 

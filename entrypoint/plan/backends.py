@@ -169,8 +169,10 @@ def _shared_in_floats(checkpoint: Checkpoint, g: Geometry) -> bool:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The resolved kernel rules: flags for the command line and what speaks against the combination."""
+    """The resolved kernel rules: flags for the command line and what speaks against the combination; ``facts``: what
+    the rules looked at."""
 
+    facts: Facts
     flags: dict[str, Any]
     reasons: tuple[Problem, ...]
     warnings: tuple[str, ...]
@@ -203,6 +205,7 @@ def resolve(
         if emitted and value not in (None, "auto", ""):
             flags["--" + name.replace("_", "-")] = value
     return Kernels(
+        found,
         flags,
         tuple(Problem(r.reason, r.fixes) for r in REFUSALS if r.applies(found)),
         tuple(r.reason for r in CAUTIONS if r.applies(found)),

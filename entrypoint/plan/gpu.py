@@ -16,6 +16,7 @@ from ..checkpoint_quantization import method
 from ..hardware import Inventory
 from ..units import format_bytes
 from . import backends, cautions, explain_choice, kernel_limits, kv, layout, memory, nodes, pipeline, solve
+from .alternatives import alternatives
 from .backends import Kernels
 from .command import Command
 from .context import ENCODERS, derived_context, is_embedding
@@ -346,5 +347,6 @@ def _plan(
         warnings=tuple(dict.fromkeys(warnings)),
         nodes=nodes.document(case, result) if result else (),
         network=nodes.network(case.g, case.parallel, load),
+        alternatives=alternatives(kernels.facts),
     )
     return planned, reasons

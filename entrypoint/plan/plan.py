@@ -64,7 +64,8 @@ class Plan:
     """See docs/operations.md, "The plan document". ``flags`` are the engine's flags in order, without model
     path, host, port and secrets (the engine room adds those); ``env`` what the plan wants in its environment.
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
-    ``network`` and ``one_box``: `nodes.py`, the last two None on one node."""
+    ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the kernels that
+    healing may turn to, best first."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -92,11 +93,12 @@ class Plan:
     nodes: tuple[Mapping[str, Any], ...] = ()
     network: Mapping[str, Any] | None = None
     one_box: Mapping[str, Any] | None = None
+    alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""
         document = asdict(self)
-        for internal in ("device", "is_embedding", "flags", "env"):
+        for internal in ("device", "is_embedding", "flags", "env", "alternatives"):
             del document[internal]
         document["engine"] = {"argv": argv, "env": dict(env)}
         return document
