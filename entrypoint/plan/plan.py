@@ -64,8 +64,8 @@ class Plan:
     """See docs/operations.md, "The plan document". ``flags`` are the engine's flags in order, without model
     path, host, port and secrets (the engine room adds those); ``env`` what the plan wants in its environment.
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
-    ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the kernels that
-    healing may turn to, best first."""
+    ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the
+    kernels that healing may turn to, best first."""
 
     feasible: bool
     reasons: tuple[str, ...]

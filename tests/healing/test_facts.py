@@ -74,6 +74,7 @@ def test_what_the_operator_set_is_known_until_healing_changes_it() -> None:
 
 
 def test_a_plan_without_gpus_has_no_sizes() -> None:
-    facts = of(replace(PLAN, gpus=(), per_gpu=(), device="cpu", flags=(), alternatives={}), load({"RELAUNCH_MODEL": "m"}, {}))
+    cpu = replace(PLAN, gpus=(), per_gpu=(), device="cpu", flags=(), alternatives={})
+    facts = of(cpu, load({"RELAUNCH_MODEL": "m"}, {}))
     assert facts.baseline_free_bytes is None and facts.planned_fraction is None
     assert facts.alternatives == {} and not facts.speculative
