@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # tests/plan/configs: dense GQA, MoE with GQA, MLA with sparse attention, sliding window, linear attention.
-MODELS = ("llama-8b", "qwen3-30b-a3b", "glm-5-8-layers", "gpt-oss-20b", "qwen3.5-12-layers")
+MODELS = ("llama-8b", "qwen3-30b-a3b", "glm-5-8-layers", "gpt-oss-20b", "qwen3-next-12-layers")
 
 # `--lean`: kernels that need neither FA3 nor minutes of compiling, and no prefill graphs; for a machine lent by the
 # minute. The account is the same but for the graphs.
@@ -17,7 +17,7 @@ LEAN: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "llama-8b": (f"{_LEAN} --attention-backend triton", {}),
     "qwen3-30b-a3b": (f"{_LEAN} {_UNFUSED} --attention-backend triton", {}),
     "gpt-oss-20b": (f"{_LEAN} {_UNFUSED} --attention-backend triton", {}),
-    "qwen3.5-12-layers": (f"{_LEAN} {_UNFUSED} --attention-backend triton", {}),
+    "qwen3-next-12-layers": (f"{_LEAN} {_UNFUSED} --attention-backend triton", {}),
     "glm-5-8-layers": (
         f"{_LEAN} {_UNFUSED} --dsa-prefill-backend flashmla_sparse --dsa-decode-backend flashmla_sparse",
         {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0"},
@@ -100,6 +100,7 @@ def table(minute: float, card: float) -> list[Case]:
         Case("glm-fp8", "plan", glm, (("ready", 0), ("long", 60000)), _FP8, lean_args=_FP8_DSA, seconds=120),
         Case("llama-graphs", "plan", llama, (("ready", 0), ("chunks", 16)), graphs=True, seconds=80),
         Case("qwen-graphs", "plan", qwen, (("ready", 0), ("chunks", 16)), graphs=True, seconds=100),
+        Case("glm-graphs", "plan", glm, (("ready", 0), ("long", 60000)), graphs=True, seconds=120),
         Case("oss-small", "plan", oss, settings=_SMALL),
         Case("linear-fixed", "plan", linear, settings=_FIXED, seconds=100),
         Case("linear-small", "plan", linear, settings=_SMALL, seconds=100),

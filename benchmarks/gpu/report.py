@@ -50,12 +50,18 @@ def _room(rows: list[Result]) -> list[tuple[Any, ...]]:
         tokens = account["lines"]["KV tokens"]["read"] if account else row.get("default_tokens")
         fraction = account["fraction"] if account else row.get("default_fraction")
         loads = [
-            f"{s['step']}: {s['answered']}/{s['requests']} in {s['seconds']} s, least free {s['least_free_gib']}"
+            f"{s['step']}: {s['answered']}/{s['requests']} in {s['seconds']} s, "
+            f"least free {s['least_free_gib']}{_torch(s)}"
             for s in row["steps"]
             if "answered" in s
         ]
         found.append((row["name"], tokens, fraction, "; ".join(loads) or "sglang's own, no flags"))
     return found
+
+
+def _torch(step: Mapping[str, Any]) -> str:
+    held = step.get("torch_gib")
+    return f", torch at most {held['allocated']} in {held['reserved']}" if held else ""
 
 
 def _healing(rows: list[Result]) -> list[tuple[Any, ...]]:

@@ -23,7 +23,8 @@ def _watch(folder: str) -> None:
         try:
             if cuda is None or not cuda.is_initialized():
                 continue
-            device = cuda.current_device()
+            # A rank uses one device, and this thread's own current device is always the first.
+            device = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
             now = {
                 "allocated": cuda.max_memory_allocated(device),
                 "reserved": cuda.max_memory_reserved(device),
