@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,6 +47,7 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
     """Everything that can be read without rights; what cannot be read is None."""
     import psutil
 
+    from .engine import leftovers
     from .engine.command import package_version
     from .state.files import Lock
 
@@ -56,7 +56,7 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         "cpu" if settings.device == "cpu" or (not box.gpus and not settings.model) else "cuda"
     )
     inside = read_host.container()
-    ours = _run_prefix(loaded)
+    ours = leftovers.mark_of(settings.state_dir)
     cards, holders, peers = read_gpu.read(box.gpus, read_host.container_of, lambda pid: _marked(pid, ours))
     buses = [gpu.pci_bus_id for gpu in box.gpus if gpu.pci_bus_id]
     weights = read_serving.weights(loaded, environ)
@@ -98,12 +98,6 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         stop_grace=read_host.stop_grace(inside),
         hub=read_serving.hub(loaded, environ, needed=needs_hub),
     )
-
-
-def _run_prefix(loaded: Loaded) -> str:
-    """What the mark of every engine process of this state directory begins with."""
-    where = os.fsencode(loaded.settings.state_dir.resolve())
-    return hashlib.sha256(where).hexdigest()[:12] + "-"
 
 
 def _marked(pid: int, prefix: str) -> bool:

@@ -12,19 +12,16 @@ import traceback
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
-import psutil
-
-from . import announce, inputs, preflight, terminal
+from . import inputs, preflight, terminal
 from .control import app as control
 from .control.records import Records
-from .control.status import Progress, Status
+from .control.status import Status
 from .diagnosis import Diagnosis, Patient, prewarm
+from .engine import leftovers, ports, process
 from .engine import log as engine_log
-from .engine import ports, process
 from .engine.client import EngineClient
 from .engine.process import Ended
 from .engine.run import Run
-from .engine.shm import ShmLedger
 from .errors import Stop, config_rejected
 from .group.make import make as make_group
 from .group.words import Refusal
@@ -34,13 +31,12 @@ from .launch import Launch, Prepared
 from .logs import Log
 from .notify import Notify
 from .settings import Loaded
+from .showing import Showing
 from .state.boots import Boot, Boots
 from .state.files import Lock
 from .units import format_duration
 from .watching import Alarm, FollowerWatch, ServingWatch, watch_start
 
-# A leftover that would not die in this many seconds is left to the checks that follow.
-LEFTOVER_PATIENCE = 30.0
 # After a process of the engine ended, its last words get this long to arrive before the tree is killed.
 LAST_WORDS = 1.0
 
@@ -52,11 +48,13 @@ class Supervisor:
         settings = loaded.settings
         self.loaded, self.environ, self.log = loaded, environ, log
         self.status = Status()
+        self._notify = Notify(environ, settings.drain_timeout)
+        self._showing = Showing(self.status, log, self._notify, environ)
         self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
         self._launch = Launch(environ, log, self.status)
         self._diagnosis = Diagnosis(log)
         self._group = make_group(
-            loaded, self._launch, self._diagnosis, self._events.put_nowait, self._take_alarm, self._show_wait
+            loaded, self._launch, self._diagnosis, self._events.put_nowait, self._take_alarm, self._showing.wait
         )
         self._limits = machine.Limits(
             # The head counts for the whole group.
@@ -84,8 +82,6 @@ class Supervisor:
         self._reference: tuple[float, ...] = ()
         self._last_event: engine_log.Event | None = None
         self._exit: asyncio.Future[int] | None = None
-        self._announcing: asyncio.Task[None] | None = None
-        self._notify = Notify(environ, settings.drain_timeout)
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -127,7 +123,7 @@ class Supervisor:
     async def _loop(self) -> int:
         self._exit = asyncio.get_running_loop().create_future()
         state, actions = machine.start(self._limits, time.monotonic())
-        self._show(state)
+        self._showing.step(state)
         self._perform(state, actions)
         while not self._exit.done():  # only an action of this loop sets it
             event = await self._next(state)
@@ -136,9 +132,9 @@ class Supervisor:
             if isinstance(event, machine.StopRequested):
                 self._group.leaving()
             state, actions = machine.step(state, event, time.monotonic())
-            self._show(state)
+            self._showing.step(state)
             if state.phase is not before:
-                self._say(before, state)
+                self._showing.change(before, state, self.loaded)
             if isinstance(event, machine.Tick) and before in (Phase.STARTING, Phase.PROBING) and actions:
                 limit = format_duration(self._limits.startup_timeout)
                 self._take_alarm(Alarm(f"the start took longer than STARTUP_TIMEOUT={limit}", hang="startup"))
@@ -152,8 +148,7 @@ class Supervisor:
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work}, timeout=2.0)
-        if self._announcing is not None:
-            await self._announcing
+        await self._showing.told()
         return self._exit.result()
 
     async def _next(self, state: machine.State) -> machine.Event:
@@ -246,7 +241,7 @@ class Supervisor:
     async def _prepare(self) -> machine.Event:
         settings = self.loaded.settings
         self._group.preparing()
-        await asyncio.to_thread(self._end_leftovers)
+        await asyncio.to_thread(leftovers.end, settings.state_dir, self.log.warning)
         self._boots.compact()
         box = await asyncio.to_thread(inputs.inventory, self.loaded, self.environ)
         self.loaded = inputs.settle(self.loaded, box, self.environ)
@@ -256,22 +251,6 @@ class Supervisor:
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
         self._prepared = await self._launch.prepare(self.loaded, box)
         return machine.Prepared()
-
-    def _end_leftovers(self) -> None:
-        """Engine processes of an earlier supervisor of this state directory, which must be dead: we hold its lock."""
-        deadline = time.monotonic() + LEFTOVER_PATIENCE
-        said: set[int] = set()
-        while (orphans := process.leftovers(self._run_prefix())) and time.monotonic() < deadline:
-            for orphan in orphans:
-                if orphan.pid not in said:
-                    said.add(orphan.pid)
-                    self.log.warning(f"ending a leftover of an earlier supervisor: pid {orphan.pid}")
-                with contextlib.suppress(psutil.Error):
-                    orphan.kill()
-            # A big process keeps its port and its GPU memory until it is really gone.
-            psutil.wait_procs(orphans, timeout=1.0)
-        for name in ShmLedger.of_record(self.loaded.settings.state_dir / "run" / "shm.json").remove():
-            self.log.warning(f"removed /dev/shm/{name}, left by an earlier supervisor")
 
     async def _plan(self) -> machine.Event:
         assert self._prepared is not None
@@ -289,7 +268,7 @@ class Supervisor:
         assert prepared.command is not None
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
         command = prepared.command
-        run_id = f"{self._run_prefix()}{os.getpid()}-{number}"
+        run_id = f"{leftovers.mark_of(settings.state_dir)}{os.getpid()}-{number}"
         cwd = settings.state_dir / "run"
         self._alarm, self._watch = None, None
         if self._run is not None:
@@ -488,49 +467,6 @@ class Supervisor:
         if under_way and self.status.phase in (Phase.STARTING, Phase.PROBING, Phase.READY):
             self.log.warning(f"{ended.role} (pid {ended.pid}) of the engine is gone")
             self._events.put_nowait(machine.EngineEnded(number))
-
-    # -- showing ----------------------------------------------------------------------------------------
-
-    def _run_prefix(self) -> str:
-        import hashlib
-
-        where = os.fsencode(self.loaded.settings.state_dir.resolve())
-        return hashlib.sha256(where).hexdigest()[:12] + "-"
-
-    def _show(self, state: machine.State) -> None:
-        status = self.status
-        if status.phase != state.phase.value:
-            status.phase, status.phase_since = state.phase.value, time.monotonic()
-            status.healthy, status.reason, status.doomed = True, None, None
-            self._notify.phase(state.phase, state.reason if state.phase is Phase.GAVE_UP else None)
-            if state.phase is Phase.PLANNING:
-                status.progress = Progress()
-        if state.phase not in (Phase.STARTING, Phase.PROBING):
-            status.stage = None
-        if state.phase in (Phase.GAVE_UP, Phase.RECOVERING) or (state.phase is Phase.PLANNING and state.cause):
-            status.reason = f"{state.cause}: {state.reason}" if state.cause else None
-            status.next_step = state.next_step if state.phase is Phase.GAVE_UP else None
-
-    def _show_wait(self, words: str | None) -> None:
-        """What a start waits for elsewhere; None when it no longer does."""
-        if words is not None and words != self.status.reason:
-            self.log.info(words)
-        self.status.reason = words
-
-    def _say(self, before: Phase, state: machine.State) -> None:
-        line = f"{before.value} -> {state.phase.value}"
-        if state.phase is Phase.GAVE_UP:
-            step = f"; {state.next_step}" if state.next_step else ""
-            self.log.error(f"gave up: {state.cause}: {state.reason}{step}")
-            told = announce.message(
-                self.loaded.settings, state.cause, state.reason, state.next_step, state.exit_code
-            )
-            telling = announce.announce(self.loaded.settings, self.environ, told, self.log.warning)
-            self._announcing = asyncio.create_task(telling)
-            if self._limits.hold_on_give_up:
-                self.log.error("holding without an engine (ON_GIVE_UP=hold) until SIGTERM")
-        else:
-            self.log.info(line)
 
 
 def run(loaded: Loaded, environ: Mapping[str, str]) -> int:

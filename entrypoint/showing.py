@@ -1,0 +1,61 @@
+"""How the state machine's steps show outside: status, log lines, the service manager, the give-up message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from . import announce
+from .control.status import Progress, Status
+from .healing.machine import Phase, State
+from .logs import Log
+from .notify import Notify
+from .settings import Loaded
+
+
+class Showing:
+    """Called on the loop after every step."""
+
+    def __init__(self, status: Status, log: Log, notify: Notify, environ: Mapping[str, str]) -> None:
+        self._status, self._log, self._notify, self._environ = status, log, notify, environ
+        self._announcing: asyncio.Task[None] | None = None
+
+    def step(self, state: State) -> None:
+        """Status and service manager follow the machine."""
+        status = self._status
+        if status.phase != state.phase.value:
+            status.phase, status.phase_since = state.phase.value, time.monotonic()
+            status.healthy, status.reason, status.doomed = True, None, None
+            self._notify.phase(state.phase, state.reason if state.phase is Phase.GAVE_UP else None)
+            if state.phase is Phase.PLANNING:
+                status.progress = Progress()
+        if state.phase not in (Phase.STARTING, Phase.PROBING):
+            status.stage = None
+        if state.phase in (Phase.GAVE_UP, Phase.RECOVERING) or (state.phase is Phase.PLANNING and state.cause):
+            status.reason = f"{state.cause}: {state.reason}" if state.cause else None
+            status.next_step = state.next_step if state.phase is Phase.GAVE_UP else None
+
+    def wait(self, words: str | None) -> None:
+        """What a start waits for elsewhere; None when it no longer does."""
+        if words is not None and words != self._status.reason:
+            self._log.info(words)
+        self._status.reason = words
+
+    def change(self, before: Phase, state: State, loaded: Loaded) -> None:
+        """A line for a change of phase; giving up is told to whoever is to know."""
+        if state.phase is not Phase.GAVE_UP:
+            self._log.info(f"{before.value} -> {state.phase.value}")
+            return
+        step = f"; {state.next_step}" if state.next_step else ""
+        self._log.error(f"gave up: {state.cause}: {state.reason}{step}")
+        settings = loaded.settings
+        told = announce.message(settings, state.cause, state.reason, state.next_step, state.exit_code)
+        self._announcing = asyncio.create_task(announce.announce(settings, self._environ, told, self._log.warning))
+        if state.limits.hold_on_give_up:
+            self._log.error("holding without an engine (ON_GIVE_UP=hold) until SIGTERM")
+
+    async def told(self) -> None:
+        """Until the message has gone out."""
+        if self._announcing is not None:
+            await self._announcing
