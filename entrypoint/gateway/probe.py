@@ -35,7 +35,8 @@ def _reason(body: bytes) -> str:
         phase, reason = document.get("phase"), document.get("reason")
     except (ValueError, AttributeError):
         return ""
-    return " ".join(f"{phase}: {reason}".split())[:200] if reason else str(phase or "")
+    said = f"{phase}: {reason}" if reason and reason != phase else str(phase or "")
+    return " ".join(said.split())[:200]
 
 
 async def model(replica: Replica, api_key: str | None) -> str | None:

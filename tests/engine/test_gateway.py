@@ -28,9 +28,9 @@ pytest.importorskip("sglang_router", reason="locks/gateway.txt is not installed"
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-CLIENTS = 6
-# Texts in one request: some tenths of a second of work, so that a kill meets requests under way.
-TEXTS = 12
+CLIENTS = 4
+# Texts in one request: enough work that a kill meets requests under way, little enough for two shared cores.
+TEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Load:
     async def _client(self, dice: random.Random) -> None:
         async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
             while not self._stop.is_set():
-                texts = [" ".join("".join(dice.choices(string.ascii_lowercase, k=6)) for _ in range(20))] * TEXTS
+                texts = [" ".join("".join(dice.choices(string.ascii_lowercase, k=6)) for _ in range(4))] * TEXTS
                 sent = time.monotonic()
                 try:
                     answer = await http.post(self._url, json={"model": "rehearsal", "input": texts})
@@ -145,7 +145,7 @@ def test_a_killed_replica_costs_what_was_in_flight_on_it_and_comes_back(scene: S
     victim, other = scene.replicas
     lost_before = {port: row["unanswered"] for port, row in scene.rows().items()}
     with Load(scene.url) as load:
-        victim.until(lambda: scene.row(victim)["in_flight"] > 0 and len(load.asked) > 50, 60, "load on the victim")
+        victim.until(lambda: len(load.asked) > 20 and scene.row(victim)["in_flight"] > 0, 180, "load on the victim")
         main = victim.engine("main")
         killed = time.monotonic()
         main.kill()
@@ -156,7 +156,7 @@ def test_a_killed_replica_costs_what_was_in_flight_on_it_and_comes_back(scene: S
         scene.until_in_router(victim)
         back = time.monotonic()
         served = scene.row(victim)["requests"]
-        victim.until(lambda: scene.row(victim)["requests"] >= served + 20, 60, "serving again")
+        victim.until(lambda: scene.row(victim)["requests"] >= served + 10, 180, "serving again")
     failed = load.failed()
     lost = {port: row["unanswered"] - lost_before[port] for port, row in scene.rows().items()}
     report(
@@ -190,4 +190,4 @@ def test_a_rolling_restart_costs_no_request(scene: Scene) -> None:
             took.append(round(time.monotonic() - began, 1))
     report("rolling restart", requests=len(load.asked), failed=len(load.failed()), seconds=took)
     assert not load.failed()
-    assert len(load.asked) > 100
+    assert len(load.asked) > 50
