@@ -13,6 +13,9 @@ from .logs import Log
 from .notify import Notify
 from .settings import Loaded
 
+# Seconds between two lines about what a start waits for: it may wait for days, for one thing after the other.
+WAIT_SAID_EVERY = 10.0
+
 
 class Showing:
     """Called on the loop after every step."""
@@ -20,6 +23,7 @@ class Showing:
     def __init__(self, status: Status, log: Log, notify: Notify, environ: Mapping[str, str]) -> None:
         self._status, self._log, self._notify, self._environ = status, log, notify, environ
         self._announcing: asyncio.Task[None] | None = None
+        self._said: tuple[str, float] | None = None  # the last line about a wait, and when
 
     def step(self, state: State) -> None:
         """Status and service manager follow the machine."""
@@ -38,7 +42,11 @@ class Showing:
 
     def wait(self, words: str | None) -> None:
         """What a start waits for elsewhere; None when it no longer does."""
-        if words is not None and words != self._status.reason:
+        now = time.monotonic()
+        if words is None:
+            self._said = None
+        elif self._said is None or (words != self._said[0] and now - self._said[1] >= WAIT_SAID_EVERY):
+            self._said = (words, now)
             self._log.info(words)
         self._status.reason = words
 
