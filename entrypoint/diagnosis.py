@@ -89,6 +89,10 @@ class Diagnosis:
         if self.last_post_mortem is not None:
             PostMortems(loaded.settings.state_dir).mark_gave_up(self.last_post_mortem)
 
+    def recovered(self) -> None:
+        """What was asked for is done: a planned restart later must not do it again."""
+        self.repair, self.clear_jit_cache, self.wait_for_memory = None, False, False
+
     def reached_ready(self) -> None:
         """A start that failed and then went well unchanged is over: it does not count against the next one. What
         was changed stays known, and what happens while serving is not proven away by a start."""
