@@ -130,7 +130,10 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class RestartRequested:
-    """The operator wants a fresh engine: drain, restart, no budget spent."""
+    """The operator wants a fresh engine: drain, restart, no budget spent. ``at_once``: also of one that starts still,
+    for another node of the group is being stopped."""
+
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ def step(state: State, event: Event, now: float) -> Result:
         case StopRequested():
             return _stop(state, now)
         case RestartRequested():
-            return _restart(state, now)
+            return _restart(state, event, now)
         case Tick():
             return _tick(state, now)
         case Refused() if state.phase in (Phase.PREPARING, Phase.PLANNING, Phase.RECOVERING, Phase.STARTING):
@@ -277,7 +280,9 @@ def _stop(state: State, now: float) -> Result:
     return stopped, (Action(Do.CANCEL), *actions)
 
 
-def _restart(state: State, now: float) -> Result:
+def _restart(state: State, event: RestartRequested, now: float) -> Result:
+    if state.phase in (Phase.STARTING, Phase.PROBING) and event.at_once:
+        return _end_engine(replace(state, planned=True, draining_sent=True), now)
     if state.phase is not Phase.READY:
         return state, ()
     waiting = _enter(state, Phase.STOPPING_ENGINE, now, wait=state.limits.drain_grace)

@@ -210,6 +210,15 @@ def test_a_planned_restart_waits_for_ready() -> None:
     assert story.state.phase is Phase.PREPARING
 
 
+def test_a_start_ended_for_another_node_spends_no_budget() -> None:
+    story = Story.begin().tell(m.Prepared(), m.Planned(), m.RestartRequested(at_once=True))
+    assert (story.state.phase, story.what) == (Phase.STOPPING_ENGINE, [Do.KILL])
+    story.tell(m.TreeGone(1))
+    assert story.what == [Do.RECOVER]
+    story.tell(m.Recovered())
+    assert (story.state.phase, story.state.restarts, story.state.planned) == (Phase.PLANNING, (), False)
+
+
 EVENTS = st.sampled_from(
     [
         lambda run: m.Prepared(),
@@ -224,6 +233,7 @@ EVENTS = st.sampled_from(
         lambda run: m.Diagnosed("gpu_lost", "gone", "", 69, False),
         lambda run: m.Recovered(),
         lambda run: m.RestartRequested(),
+        lambda run: m.RestartRequested(at_once=True),
         lambda run: m.Tick(),
     ]
 )
