@@ -382,12 +382,13 @@ class Supervisor:
 
     async def _kill(self, number: int) -> None:
         run = self._run
+        self._group.ending()
+        await self._group.parting()
         if run is None or run.number != number:  # nothing was spawned
             self._events.put_nowait(machine.TreeGone(number))
             return
         for task in self._run_tasks:
             task.cancel()
-        self._group.ending()
         run.ending()
         if self._alarm is not None and self._alarm.hang:
             await self._diagnosis.dump_stacks(run)
@@ -420,6 +421,7 @@ class Supervisor:
             self.log.info(f"waiting {format_duration(delay)} before the next start")
         await asyncio.sleep(delay)
         self._prepared = await self._launch.recover(self._prepared, self._diagnosis)
+        self._diagnosis.recovered()
         return machine.Recovered()
 
     # -- callbacks of the run ---------------------------------------------------------------------------

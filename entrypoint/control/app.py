@@ -128,7 +128,8 @@ def _guard(endpoint: Endpoint, token: str) -> Endpoint:
 
     async def check(request: Request) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
+        # Header values come as latin-1, whatever was sent: these are the bytes that it was.
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), expected):
             return JSONResponse({"error": "unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
         return await endpoint(request)
 

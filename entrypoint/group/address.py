@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 from ..errors import config_rejected
 from ..settings import Settings
 
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/?#@\[\]]+):(\d{1,5})")
 
 
 def head_address(settings: Settings) -> str:
@@ -27,6 +29,18 @@ def require(settings: Settings) -> None:
             f"RELAUNCH_NNODES={settings.nnodes} without RELAUNCH_CONTROL_TOKEN: any host could join the group",
             "set the same RELAUNCH_CONTROL_TOKEN (or _FILE) on every node",
         )
+    if re.search(r"[\x00-\x1f\x7f]", settings.control_token):
+        raise config_rejected(
+            "RELAUNCH_CONTROL_TOKEN has a line break or another control character, which no HTTP header can carry",
+            "give every node one line of printable characters",
+        )
+    for name, address in (("DIST_INIT_ADDR", settings.dist_init_addr), ("GROUP_HEAD", settings.group_head)):
+        found = _ADDRESS.fullmatch(address) if address else None
+        if address and (found is None or not 0 < int(found[1]) < 65536):
+            raise config_rejected(
+                f"RELAUNCH_{name}={address} is no address",
+                "write host:port, an IPv6 address in brackets: [fd00::1]:20000",
+            )
     local = settings.control_host.startswith(_LOOPBACK)
     if settings.node_rank == 0 and local and not head_address(settings).startswith(_LOOPBACK):
         raise config_rejected(

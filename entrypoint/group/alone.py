@@ -63,6 +63,9 @@ class Alone:
     def leaving(self) -> None:
         """A stop was asked for."""
 
+    async def parting(self) -> None:
+        """Before the engine is killed: what others should know first, if a stop was asked for."""
+
     async def diagnose(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
         """Why the run ended and what follows."""
         return await self.diagnosis.examine(patient, loaded)

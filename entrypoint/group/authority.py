@@ -25,6 +25,10 @@ class Member:
     def name(self) -> str:
         return f"node {self.report.rank} ({self.report.host})"
 
+    def quiet(self, now: float) -> float:
+        """Seconds since its engine showed progress."""
+        return self.report.quiet + now - self.heard
+
 
 @dataclass(frozen=True)
 class HeardEnd:
@@ -38,6 +42,14 @@ class HeardEnd:
 _PLANNED = Outcome("none", "a planned restart of the group", "", 0, retry=True)
 # What a worker hears whose end belongs to no epoch that this head knows: of an earlier life of the head.
 _FORGOTTEN = Outcome("none", "the head's supervisor started anew", "", 0, retry=True)
+
+# Why a node is not waited with yet. Who gave up by itself is heard in `refused`.
+_DOING = {
+    "preparing": "is preparing",
+    "running": "is ending its engine",
+    "ended": "is ending its engine",
+    "gave_up": "gave up with an earlier head: start it again",
+}
 
 
 @dataclass
@@ -112,8 +124,7 @@ class Authority:
             elif rank in self._sent:  # it may well run what it was told to start
                 waits.append(f"{member.name} has not said yet that its engine ended")
             elif member.report.standing != "waiting":
-                doing = {"running": "is ending its engine", "ended": "is ending its engine"}
-                waits.append(f"{member.name} {doing.get(member.report.standing, 'is preparing')}")
+                waits.append(f"{member.name} {_DOING[member.report.standing]}")
             else:
                 for key, mine in identity.items():
                     theirs = member.report.identity.get(key)
@@ -190,7 +201,7 @@ class Authority:
         if self.refusal is not None:
             self.told.add(report.rank)
             return Answer("over", refusal=self.refusal)
-        quiet = min([self.quiet, *(m.report.quiet for rank, m in self.members.items() if rank != report.rank)])
+        quiet = min([self.quiet, *(m.quiet(now) for rank, m in self.members.items() if rank != report.rank)])
         standing = report.standing
         if standing == "running":
             self._sent.discard(report.rank)

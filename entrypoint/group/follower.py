@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,10 @@ BEAT = 0.5
 # Seconds, where there is nothing to count from.
 NEVER = 1e9
 FAREWELL_SECONDS = 5.0
+# Before the engine of a node that is being stopped is killed, and before that node goes.
+PARTING_SECONDS = 1.0
+# Characters of the log that a report carries; JSON makes at most six times as many bytes of them.
+MOST_CHARS = 4 << 20
 
 
 class Follower(Alone):
@@ -57,13 +62,16 @@ class Follower(Alone):
         self._end: End | None = None
         self._end_at = 0.0
         self._refusal: Refusal | None = None
-        self._told = False  # the head knows of our refusal
+        self._over = False  # the head gave up, and we with it
         self._run: Run | None = None
         self._answered = time.monotonic()
+        self._heard_as: Standing | None = None  # how we stood in the last report that was answered
+        self._quiet = NEVER  # of the other nodes, when that was answered
         self._answer: Answer | None = None
         self._silence: str | None = None
         self._barred: Stop | None = None  # the head will not have us
         self._beat = asyncio.Event()  # set after every attempt to reach the head
+        self._news = asyncio.Event()  # something that the head should hear at once
 
     # -- the link ----------------------------------------------------------------------------------------------
 
@@ -71,7 +79,8 @@ class Follower(Alone):
         import httpx
 
         wait = min(5.0, self._settings.hang_timeout / 3)
-        headers = {"Authorization": f"Bearer {self._settings.control_token}", "Content-Type": "application/json"}
+        bearer = f"Bearer {self._settings.control_token}".encode()
+        headers = {b"Authorization": bearer, b"Content-Type": b"application/json"}
         async with httpx.AsyncClient(timeout=wait, trust_env=False, headers=headers) as client:
             while True:
                 began = time.monotonic()
@@ -81,11 +90,17 @@ class Follower(Alone):
                     self._barred = stop
                     self._beat.set()
                     return await super().link()
-                except (httpx.HTTPError, ValueError) as error:
-                    self._silence = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                except Exception as error:  # whatever it is: without the link this node would wait for ever
+                    self._silence = self._line(f"{type(error).__name__}: {error}")
                 self._beat.set()
                 self._beat = asyncio.Event()
-                await asyncio.sleep(max(0.05, BEAT - (time.monotonic() - began)))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), max(0.05, BEAT - (time.monotonic() - began)))
+                self._news.clear()
+
+    def _line(self, text: str) -> str:
+        """On one line, and without the secret that some errors of the HTTP client quote."""
+        return " ".join(text.replace(str(self._settings.control_token), "***").split())[:200]
 
     async def _ask(self, client: httpx.AsyncClient) -> Answer:
         sent = self._report()
@@ -100,13 +115,17 @@ class Follower(Alone):
                 "check RELAUNCH_GROUP_HEAD (or RELAUNCH_DIST_INIT_ADDR), and RELAUNCH_NNODES there",
             )
         if response.status_code in (400, 409):
-            why = response.json().get("error", "no reason given")
+            try:
+                why = self._line(str(response.json()["error"]))
+            except (ValueError, TypeError, KeyError):
+                why = "no reason given"
             raise config_rejected(f"the head at {self._head} refuses this node: {why}", "see the head's log")
         response.raise_for_status()
-        answer = answer_from(response.content)
-        self._answered, self._silence = time.monotonic(), None
-        if sent.refusal is not None:
-            self._told = True
+        try:
+            answer = answer_from(response.content)
+        except ValueError:
+            raise ConnectionError("what answers there is no head of a group") from None
+        self._answered, self._silence, self._heard_as = time.monotonic(), None, sent.standing
         return answer
 
     def _report(self) -> Report:
@@ -121,9 +140,11 @@ class Follower(Alone):
 
     def _take(self, answer: Answer) -> None:
         self._answer = answer
-        if answer.order == "over" and answer.refusal is not None and self._standing in ("preparing", "waiting"):
-            refusal = answer.refusal
-            self._told = True
+        if answer.order in ("start", "run"):
+            self._quiet = answer.quiet
+        refusal = answer.refusal if answer.order == "over" else None
+        self._over = self._over or refusal is not None
+        if refusal is not None and self._standing == "preparing":
             self._post(machine.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
         run = self._run
         if answer.order == "run" and answer.ready and run is not None and answer.epoch == self._epoch:
@@ -152,13 +173,16 @@ class Follower(Alone):
                 if answer is not None and answer.order == "start" and answer.plan is not None:
                     self._standing, self._epoch = "running", answer.epoch
                     return await self.launch.adopt(prepared, answer.plan)
+                if answer is not None and answer.refusal is not None:
+                    over = answer.refusal
+                    raise Stop(over.cause, over.reason, over.next_step, exit_code=over.exit_code)
                 why = self._silence or (answer.words if answer is not None else "")
                 self._on_wait(f"waiting for the head at {self._head}" + (f": {why}" if why else ""))
         finally:
             self._on_wait(None)
 
     def spawned(self, run: Run) -> None:
-        self._run = run
+        self._run, self._quiet = run, NEVER
 
     async def watch(self, run: Run) -> machine.Event:
         while True:
@@ -178,17 +202,31 @@ class Follower(Alone):
                 return machine.Unhealthy(run.number, reason)
 
     def quiet(self) -> float:
-        return self._answer.quiet if self._answer is not None else NEVER
+        return self._quiet + time.monotonic() - self._answered
 
     def leaving(self) -> None:
         self._standing = "leaving"
+        self._news.set()
+
+    async def parting(self) -> None:
+        # An engine that is killed for a stop must not look like one that fell.
+        await self._heard(PARTING_SECONDS)
+
+    async def _heard(self, seconds: float) -> None:
+        """Until the head knows how we stand; not when it cannot be reached."""
+        began = time.monotonic()
+        while self._standing in ("leaving", "gave_up") and self._heard_as != self._standing:
+            away = self._standing == "leaving" and self._silence is not None
+            if away or self._barred or time.monotonic() - began > seconds:
+                return
+            await asyncio.sleep(0.05)
 
     async def diagnose(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
         """Say how it ended; hear what follows. Waits for a head that is away."""
         found = await self.diagnosis.find(patient)
         self._end_at = found.at
         self._end = End(
-            0.0, found.own, asdict(found.observed), tuple(found.lines), found.exit_code, found.alarm,
+            0.0, found.own, asdict(found.observed), _fitting(found.lines), found.exit_code, found.alarm,
             found.stages, found.readings,
         )  # fmt: skip
         self._standing = "ended"
@@ -198,7 +236,6 @@ class Follower(Alone):
             except Stop as stop:
                 return machine.Diagnosed(stop.cause, stop.message, stop.next_step, stop.exit_code, retry=False)
             if answer is not None and answer.order == "over" and answer.refusal is not None:
-                self._told = True
                 refusal = answer.refusal
                 return machine.Diagnosed(
                     refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False
@@ -210,6 +247,7 @@ class Follower(Alone):
 
     def _follow(self, outcome: Outcome) -> machine.Diagnosed:
         told = self.diagnosis
+        self._over = self._over or not outcome.retry
         told.repair = outcome.repair if outcome.node == self._settings.node_rank else None
         told.clear_jit_cache, told.wait_for_memory = outcome.clear_jit_cache, outcome.wait_for_memory
         return machine.Diagnosed(
@@ -220,11 +258,21 @@ class Follower(Alone):
         self._standing, self._end = "preparing", None
 
     def gave_up(self, refusal: Refusal) -> None:
-        self._standing, self._refusal = "gave_up", refusal
+        # What came from the head is not ours: a head that returns must not give up over it again.
+        self._standing, self._refusal = "gave_up", None if self._over else refusal
+        self._news.set()
 
     async def farewell(self) -> None:
-        began = time.monotonic()
-        while self._standing == "gave_up" and not (self._told or self._barred):
-            if time.monotonic() - began > FAREWELL_SECONDS:
-                return
-            await asyncio.sleep(0.05)
+        if not self._over:
+            await self._heard(PARTING_SECONDS if self._standing == "leaving" else FAREWELL_SECONDS)
+
+
+def _fitting(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines, as many as a report may carry."""
+    room, kept = MOST_CHARS, []
+    for line in reversed(lines):
+        room -= len(line)
+        if room < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))

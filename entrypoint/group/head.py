@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..diagnosis import Diagnosis, Finding, Patient
@@ -51,19 +52,19 @@ class Head(Alone):
         self._authority = Authority(settings.nnodes, settings.hang_timeout, uuid.uuid4().hex)
         self._on_alarm, self._on_wait = on_alarm, on_wait
         self._run: Run | None = None
-        self._is_ready = False
+        self._leaving = asyncio.Event()  # a worker says that it is being stopped
         self.endpoint = self._report
 
     async def _report(self, request: Request) -> Response:
         """`POST /group`: 200 with an Answer; 400 for what is no report, 409 for who cannot be one of the group, 413."""
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                return JSONResponse({"error": "too long"}, 413)
         try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    return JSONResponse({"error": "too long"}, 413)
             report = report_from(bytes(body))
-        except ValueError:
+        except (ValueError, ClientDisconnect):
             return JSONResponse({"error": "no report of a node; do all nodes run the same relaunch?"}, 400)
         now = time.monotonic()
         self._authority.quiet = now - self._run.active if self._run is not None else NEVER
@@ -71,20 +72,26 @@ class Head(Alone):
             answer = self._authority.hear(report, now)
         except Rejected as why:
             return JSONResponse({"error": str(why)}, 409)
+        if report.standing == "leaving":
+            self._leaving.set()
         return Response(answer_to(answer), media_type="application/json")
 
     async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
         mine = identity(prepared)
-        try:
-            while waits := self._missing(mine):
-                self._on_wait("waiting for the group: " + "; ".join(waits))
-                await asyncio.sleep(LOOK_EVERY)
-        finally:
-            self._on_wait(None)
-        group = replace(prepared, inventory=self._common(prepared.inventory))
-        planned = await self.launch.plan(group, changes)
-        if planned.plan is not None and planned.plan.feasible:
-            self._authority.begin(planned.plan)
+        while True:
+            try:
+                while waits := self._missing(mine):
+                    self._on_wait("waiting for the group: " + "; ".join(waits))
+                    await asyncio.sleep(LOOK_EVERY)
+            finally:
+                self._on_wait(None)
+            group = replace(prepared, inventory=self._common(prepared.inventory))
+            planned = await self.launch.plan(group, changes)
+            if planned.plan is None or not planned.plan.feasible:
+                break
+            if not self._missing(mine):  # planning takes its time
+                self._authority.begin(planned.plan)
+                break
         return replace(planned, inventory=prepared.inventory)
 
     def _missing(self, mine: dict[str, str]) -> tuple[str, ...]:
@@ -118,24 +125,26 @@ class Head(Alone):
         return replace(box, gpus=tuple(least(place, gpu) for place, gpu in enumerate(box.gpus)))
 
     def spawned(self, run: Run) -> None:
-        self._run, self._is_ready = run, False
+        self._run = run
 
     async def watch(self, run: Run) -> machine.Event:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            leaving = self._authority.leaving() if self._authority.running else None
-            if leaving and self._is_ready:
-                return machine.RestartRequested()
-            reason = leaving or self._authority.lost(time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), LOOK_EVERY)
+            self._leaving.clear()
+            if self._authority.running and self._authority.leaving():
+                return machine.RestartRequested(at_once=True)
+            reason = self._authority.lost(time.monotonic())
             if reason:
                 self._on_alarm(Alarm(reason, group=True))
                 return machine.Unhealthy(run.number, reason)
 
     def quiet(self) -> float:
-        return min((m.report.quiet for m in self._authority.members.values()), default=NEVER)
+        now = time.monotonic()
+        return min((member.quiet(now) for member in self._authority.members.values()), default=NEVER)
 
     def ready(self) -> None:
-        self._is_ready = self._authority.ready = True
+        self._authority.ready = True
 
     def ending(self) -> None:
         self._authority.end()
@@ -164,6 +173,7 @@ class Head(Alone):
         self._authority.give_up(refusal)
 
     async def farewell(self) -> None:
+        self._authority.end()  # begun, and stopped before anything was spawned here
         began = time.monotonic()
         while self._authority.untold(time.monotonic()) and time.monotonic() - began < FAREWELL_SECONDS:
             await asyncio.sleep(LOOK_EVERY)
@@ -173,7 +183,8 @@ def _finding(rank: int, heard: HeardEnd) -> Finding:
     from ..healing.classify import Observed
 
     end = heard.end
-    observed = dict(end.observed)
+    # Another version may observe more than this one knows.
+    observed = {each.name: end.observed[each.name] for each in fields(Observed) if each.name in end.observed}
     observed["xids"] = tuple(observed.get("xids", ()))
     return Finding(
         rank, heard.at, end.own, end.lines, Observed(**observed), end.exit_code, end.alarm, end.stages, end.readings

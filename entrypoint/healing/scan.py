@@ -41,6 +41,7 @@ WORDS = (
     "client", "core dumped", "collaps", "answer", "empty", "advanc", "fired up", "startup", "parallel",
     "avail mem", "autotune", "max_total", "load", "begin", "compil", "fetching", "throughput", "stays",
     "progress", "key", "acquire", "iommu", "rapid", "later", "child", "num_expert", "broken",
+    "gave up", "started anew", "engine of node",
 )  # fmt: skip
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')

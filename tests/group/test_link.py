@@ -1,0 +1,229 @@
+"""A worker's link to its head over a real control port: what the wire, settings and other versions may do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from entrypoint.control import app as control
+from entrypoint.control.status import Status
+from entrypoint.engine import ports
+from entrypoint.errors import Stop
+from entrypoint.group import address, follower, head
+from entrypoint.group.authority import HeardEnd, Member
+from entrypoint.group.words import Answer, End, Refusal, Report
+from entrypoint.healing import machine
+from entrypoint.healing.classify import classify
+
+TOKEN = "sésame öffne-dich à"
+
+
+def settings(**given: Any) -> Any:
+    return SimpleNamespace(
+        **{
+            "nnodes": 2, "node_rank": 1, "hang_timeout": 10.0, "control_token": TOKEN, "control_host": "0.0.0.0",
+            "control_port": 30001, "group_head": None, "dist_init_addr": "10.0.0.1:20000",
+        } | given
+    )  # fmt: skip
+
+
+class Pair:
+    """A worker and a head, in one process. ``posted``: events of the worker; ``waits``: what it says it waits for."""
+
+    def __init__(self, port: int, **given: Any) -> None:
+        self.posted: list[machine.Event] = []
+        self.waits: list[str | None] = []
+        loaded = cast(Any, SimpleNamespace(settings=settings(group_head=f"127.0.0.1:{port}", **given)))
+        none = cast(Any, None)
+        self.head = head.Head(none, none, cast(Any, SimpleNamespace(settings=settings())), print, print)
+        self.worker = follower.Follower(none, none, loaded, self.posted.append, print, self.waits.append)
+
+    @property
+    def heard(self) -> Report | None:
+        member = self.head._authority.members.get(1)
+        return member.report if member else None
+
+
+@contextlib.asynccontextmanager
+async def linked(**given: Any) -> AsyncIterator[Pair]:
+    sock = ports.bind("127.0.0.1", 0)
+    pair = Pair(sock.getsockname()[1], **given)
+    http = control.server(control.build(Status(), dict, TOKEN, group=pair.head.endpoint))
+    serving = asyncio.create_task(control.serve(http, sock))
+    link = asyncio.create_task(pair.worker.link())
+    try:
+        yield pair
+    finally:
+        link.cancel()
+        http.should_exit = True
+        await serving
+        sock.close()
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_token_of_any_letters_opens_the_head() -> None:
+    async with linked() as pair:
+        await until(lambda: pair.heard)
+
+
+async def test_a_wrong_token_of_any_letters_is_refused() -> None:
+    async with linked(control_token="sésamé") as pair:
+        with pytest.raises(Stop, match="refuses our RELAUNCH_CONTROL_TOKEN"):
+            await pair.worker._next()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"control_token": "two\nlines"},
+        {"group_head": "fd00::1:30001"},
+        {"group_head": "[fd00::1:30001"},
+        {"group_head": "10.0.0.1:99999"},
+        {"group_head": "user@10.0.0.1:30001"},
+        {"dist_init_addr": "fd00::1:20000"},
+        {"dist_init_addr": "10.0.0.1:0"},
+    ],
+)
+def test_what_could_never_reach_a_head_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(Stop) as stop:
+        address.require(settings(**given))
+    assert stop.value.exit_code == 78
+    assert "two" not in stop.value.line()
+
+
+@pytest.mark.parametrize("host", ["[fd00::1]:30001", "[fe80::1%eth0]:1", "node-0.group.svc:30001", "10.0.0.1:30001"])
+def test_addresses_that_are_fine(host: str) -> None:
+    address.require(settings(group_head=host, dist_init_addr=host))
+    assert address.head_address(settings(dist_init_addr="[fd00::1]:20000")) == "[fd00::1]:30001"
+
+
+async def test_whatever_breaks_the_link_it_goes_on_and_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, broken = follower.report_to, [True]
+
+    def fail(report: Report) -> bytes:
+        if broken:
+            raise RuntimeError(f"odd\nthing with {TOKEN}")
+        return real(report)
+
+    monkeypatch.setattr(follower, "report_to", fail)
+    async with linked() as pair:
+        await pair.worker._next()
+        assert pair.worker._silence == "RuntimeError: odd thing with ***"
+        broken.clear()
+        await until(lambda: pair.heard)
+
+
+async def test_a_worker_cut_off_in_the_middle_of_a_word_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked() as pair:
+        await until(lambda: pair.heard)
+        host, _, port = pair.worker._head.partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /group HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\nAuthorization: Bearer "
+                     + TOKEN.encode() + b"\r\n\r\n{")  # fmt: skip
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.sleep(0.2)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_node_that_is_stopped_says_so_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "BEAT", 60.0)
+    async with linked() as pair:
+        await until(lambda: pair.heard)
+        pair.worker.leaving()
+        await pair.worker.parting()
+        assert pair.heard is not None and pair.heard.standing == "leaving"
+        await pair.worker.farewell()
+
+
+async def test_a_stop_does_not_wait_for_a_head_that_is_away() -> None:
+    none = cast(Any, None)
+    loaded = cast(Any, SimpleNamespace(settings=settings(group_head="127.0.0.1:1")))
+    worker = follower.Follower(none, none, loaded, print, print, print)
+    link = asyncio.create_task(worker.link())
+    await worker._next()
+    worker.leaving()
+    began = time.monotonic()
+    await worker.parting()
+    await worker.farewell()
+    assert time.monotonic() - began < follower.PARTING_SECONDS / 2
+    link.cancel()
+
+
+async def test_a_worker_knows_how_long_all_others_were_quiet() -> None:
+    """Whatever the moment at which it asks: between two beats too."""
+    async with linked() as pair:
+        worker = pair.worker
+        worker.spawned(cast(Any, SimpleNamespace(number=1, active=time.monotonic())))
+        worker._take(Answer("run", "e", quiet=3.0))
+        worker._answered = time.monotonic()
+        worker._answer = None  # as while the next beat is awaited
+        assert 3.0 <= worker.quiet() < 3.5
+
+
+def test_progress_told_long_ago_is_old() -> None:
+    member = Member(Report(1, "a", "h", "running", quiet=2.0), heard=10.0)
+    assert member.quiet(15.0) == 7.0
+
+
+async def test_a_verdict_of_the_head_is_not_held_against_the_next_head() -> None:
+    """Else a group that gave up while it holds could be brought back only by stopping all before starting any."""
+    over = Refusal("killed", "r", "n", 70)
+    async with linked(node_rank=1) as pair:
+        await until(lambda: pair.heard)
+        pair.head.gave_up(over)
+        await until(lambda: pair.posted)
+        assert pair.posted[0] == machine.Refused("killed", "r", "n", 70)
+        pair.worker.gave_up(over)
+        await until(lambda: pair.heard is not None and pair.heard.standing == "gave_up")
+        authority = pair.head._authority
+        assert authority.refused() is None
+        assert "gave up with an earlier head" in authority.missing({}, time.monotonic())[0]
+
+
+async def test_a_verdict_of_its_own_is_told_to_the_head() -> None:
+    async with linked() as pair:
+        await until(lambda: pair.heard)
+        own = Refusal("disk_full", "r", "n", 73)
+        pair.worker.gave_up(own)
+        await pair.worker.farewell()
+        found = pair.head._authority.refused()
+        assert found is not None and found[1] == own
+
+
+def test_a_report_of_an_end_fits_whatever_the_engine_said() -> None:
+    lines = ["first", *("\0" * 8192 for _ in range(4000)), "last"]
+    kept = follower._fitting(lines)
+    assert kept[-1] == "last" and len(kept) > 400
+    assert sum(map(len, kept)) * 6 < head.MOST_BYTES
+    assert follower._fitting(["a", "b"]) == ("a", "b")
+
+
+def test_an_end_seen_by_another_version_is_understood() -> None:
+    end = End(1.0, True, {"exit_code": 1, "xids": [79], "of_the_future": True})
+    found = head._finding(1, HeardEnd(Member(Report(1, "a", "h", "ended"), 2.0), end, 1.0))
+    assert found.observed.exit_code == 1 and found.observed.xids == (79,)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "node 1 (h) is no longer heard", "the supervisor of node 1 (h) started anew", "node 1 (h) gave up",
+        "the engine of node 1 (h) ended", "the head at 10.0.0.1:30001 is no longer heard",
+    ],
+)  # fmt: skip
+def test_a_lost_node_is_a_cause(words: str) -> None:
+    assert classify([words]).cause == "node_lost"
