@@ -149,7 +149,8 @@ class Gateway:
             began = time.monotonic()
             before = member.standing
             reading = await probe.readyz(member.replica)
-            member.standing = replicas.judge(before, reading, time.monotonic())
+            alone = not any(other.standing.ready for other in self._members.values() if other is not member)
+            member.standing = replicas.judge(before, reading, time.monotonic(), alone=alone)
             if member.standing.ready is not before.ready or (not before.ready and member.standing != before):
                 self._say(member, before)
             await self._agree(member)

@@ -10,8 +10,10 @@ from ..errors import config_rejected
 
 ENGINE_PORT = 30000
 # A control port that is silent for this many seconds counts as gone: a box that is busy answers late, a box that is
-# gone never does. A refused connection or any answer but 200 counts at once.
+# gone never does. A refused connection or any answer but 200 counts at once. The last replica is held longer: without
+# it every request fails, with it perhaps none.
 SILENCE = 3.0
+SILENCE_OF_THE_LAST = 30.0
 
 _ENTRY = re.compile(r"(?:http://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?(?::(\d{1,5}))?/?")
 
@@ -90,14 +92,14 @@ def spread(resolved: Mapping[Named, Iterable[str]]) -> tuple[Replica, ...]:
     return tuple(found)
 
 
-def judge(before: Standing, reading: Reading, now: float) -> Standing:
-    """The standing after one more ``reading`` at ``now`` seconds."""
+def judge(before: Standing, reading: Reading, now: float, *, alone: bool = False) -> Standing:
+    """The standing after one more ``reading`` at ``now`` seconds. ``alone``: no other replica is ready."""
     if reading.status == 200:
         return Standing(True, "", now)
     if reading.status is not None:
         said = reading.reason or ("control port refused" if reading.status == 0 else f"/readyz is {reading.status}")
         return Standing(False, said, now)
-    if before.ready and now - before.heard_at < SILENCE:
+    if before.ready and now - before.heard_at < (SILENCE_OF_THE_LAST if alone else SILENCE):
         return before
     return Standing(False, "control port silent", before.heard_at)
 

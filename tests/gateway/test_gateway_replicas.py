@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.errors import Stop
-from entrypoint.gateway.replicas import SILENCE, Named, Reading, Replica, Standing, candidates, judge, parse, spread
+from entrypoint.gateway.replicas import (
+    SILENCE,
+    SILENCE_OF_THE_LAST,
+    Named,
+    Reading,
+    Replica,
+    Standing,
+    candidates,
+    judge,
+    parse,
+    spread,
+)
 
 A, B, C = (Replica(f"10.0.0.{n}", 30000, 30001) for n in (1, 2, 3))
 
@@ -63,6 +74,14 @@ def test_silence_is_borne_for_a_while_and_never_makes_ready() -> None:
     assert not gone.ready and "silent" in gone.reason
     assert not judge(gone, Reading(None), 11.0 + SILENCE).ready
     assert not judge(Standing(), Reading(None), 1.0).ready
+
+
+def test_the_last_replica_is_held_through_a_longer_silence_but_not_against_its_own_word() -> None:
+    ready = judge(Standing(), Reading(200), 10.0)
+    assert judge(ready, Reading(None), 10.0 + SILENCE_OF_THE_LAST - 0.1, alone=True).ready
+    assert not judge(ready, Reading(None), 10.0 + SILENCE_OF_THE_LAST, alone=True).ready
+    assert not judge(ready, Reading(503), 10.3, alone=True).ready
+    assert not judge(ready, Reading(0), 10.3, alone=True).ready
 
 
 def test_a_request_goes_where_the_router_sent_it_else_to_the_least_busy_that_is_ready() -> None:
