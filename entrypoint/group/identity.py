@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from .. import __version__
 from ..hardware import Inventory
 from ..launch import Prepared
 from ..plan import flags
@@ -17,6 +18,7 @@ def identity(prepared: Prepared) -> dict[str, str]:
     settings, checkpoint = prepared.loaded.settings, prepared.checkpoint
     config = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return {
+        "relaunch": __version__,
         "sglang": flags.engine_version(),
         "RELAUNCH_NNODES": str(settings.nnodes),
         "RELAUNCH_DIST_INIT_ADDR": str(settings.dist_init_addr),

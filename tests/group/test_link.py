@@ -16,8 +16,8 @@ from entrypoint.control import app as control
 from entrypoint.control.status import Status
 from entrypoint.engine import ports
 from entrypoint.errors import Stop
-from entrypoint.group import address, follower, head
-from entrypoint.group.authority import HeardEnd, Member
+from entrypoint.group import address, follower, head, identity
+from entrypoint.group.authority import Authority, HeardEnd, Member, Rejected
 from entrypoint.group.words import Answer, End, Refusal, Report
 from entrypoint.healing import machine
 from entrypoint.healing.classify import classify
@@ -210,6 +210,19 @@ def test_a_report_of_an_end_fits_whatever_the_engine_said() -> None:
     assert kept[-1] == "last" and len(kept) > 400
     assert sum(map(len, kept)) * 6 < head.MOST_BYTES
     assert follower._fitting(["a", "b"]) == ("a", "b")
+
+
+def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = cast(Any, SimpleNamespace(
+        loaded=SimpleNamespace(settings=settings()), checkpoint=SimpleNamespace(config={}),
+        snapshot=SimpleNamespace(bytes=7),
+    ))  # fmt: skip
+    mine = identity.identity(prepared)
+    monkeypatch.setattr(identity, "__version__", "0.0.9")
+    ledger = Authority(2, lease=10, life="head")
+    ledger.hear(Report(1, "a", "h", "waiting", identity=identity.identity(prepared)), 0)
+    with pytest.raises(Rejected, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
+        ledger.missing(mine, 1)
 
 
 def test_an_end_seen_by_another_version_is_understood() -> None:
