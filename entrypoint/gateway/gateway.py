@@ -43,6 +43,7 @@ class Gateway:
         self._draining = False
         self._failed = False
         self._said_ready = self._said_nameless = False
+        self._model_name: str | None = None  # a busy engine may not say it in time
         self.started = False
 
     async def run(self) -> int:
@@ -180,11 +181,12 @@ class Gateway:
 
     async def _model(self, member: Member) -> str | None:
         settings = self._settings
-        name = settings.served_model_name or await probe.model(member.replica, settings.api_key)
+        name = settings.served_model_name or await probe.model(member.replica, settings.api_key) or self._model_name
+        self._model_name = name
         if name is None and not self._said_nameless:
             self._said_nameless = True
             self._log.warning(
-                "the replicas do not say the model's name without a key, so /v1/models here says unknown: "
+                "the replicas do not say the model's name (do they ask for a key?), so /v1/models here says unknown: "
                 "set RELAUNCH_SERVED_MODEL_NAME or RELAUNCH_API_KEY_FILE"
             )
         return name
