@@ -47,7 +47,7 @@ class Patient:
 @dataclass(frozen=True)
 class Finding:
     """What is seen of one node's end. ``at``: its first sign in monotonic seconds; ``own``: False when this node's
-    engine was only ended because of another node; ``alarm``: why the supervisor ended it."""
+    engine was only ended because of another node, and was whole until then; ``alarm``: why the supervisor ended it."""
 
     node: int
     at: float
@@ -109,7 +109,7 @@ class Diagnosis:
         return Finding(
             node=patient.prepared.loaded.settings.node_rank,
             at=run.sign or time.monotonic(),
-            own=alarm is None or not alarm.group,
+            own=alarm is None or not alarm.group or run.engine.failing,
             lines=lines,
             observed=await asyncio.to_thread(self._observe, patient, signs),
             exit_code=run.exit_code,

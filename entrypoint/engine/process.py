@@ -76,6 +76,8 @@ class Engine:
         self._main_born = self._main.create_time()
         self._known: dict[int, psutil.Process] = {self.pid: self._main}
         self.ever: set[int] = {self.pid}
+        self.failing = False  # a process that it cannot live without was dying before anything was killed
+        self._killed = False
         self._pidfds: dict[int, int] = {}
         self._titles: dict[int, str] = {}
         # Seconds between two looks at the tree. A serving engine starts no processes of its own any more, and
@@ -249,6 +251,10 @@ class Engine:
         """SIGKILL every process of the tree until none is left; shared memory of the tree removed. Returns
         what would not die within ``patience`` seconds (a process stuck in the driver)."""
         deadline = time.monotonic() + patience
+        if not self._killed:
+            self._killed = True
+            # With GPU memory to give back, a process dies for tenths of a second, its connections closed already.
+            self.failing = any(_dying(p) for pid, p in self._known.items() if pid == self.pid or pid in self._titles)
         while True:
             left = self.census(thorough=True)
             self._shm.note(self._known)
@@ -303,6 +309,16 @@ def _status(process: psutil.Process) -> str | None:
         return str(process.status())
     except psutil.Error:
         return None
+
+
+def _dying(process: psutil.Process) -> bool:
+    """Gone, a zombie, or on its way out (PF_EXITING of linux/sched.h in the flags of proc(5)'s stat)."""
+    try:
+        with open(f"/proc/{process.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in "ZX" or bool(int(fields[6]) & 0x4)
 
 
 def _name(process: psutil.Process) -> str:

@@ -23,6 +23,8 @@ CONTEXT = int(0.68 * GIB)
 # TP8 is extrapolated. Over PCIe: 93.86 to 94.05 free of 94.97 on 8x RTX PRO 6000 (two public logs).
 NCCL_NVLINK = {2: int(0.91 * GIB), 4: int(1.13 * GIB), 8: int(1.35 * GIB)}
 NCCL_PCIE = int(0.40 * GIB)
+# Over sockets and shared memory between nodes: 138.37 free on two nodes of one H200 each.
+NCCL_NODES = int(0.80 * GIB)
 # Attention metadata, cuBLAS workspaces, kernels loaded late: 0.13 to 0.62 GiB between pool and graphs, and
 # memory_hook.py:handle_gpu_memory_settings' own constant.
 RUNTIME = 512 * MIB
@@ -58,9 +60,10 @@ def before_weights(parallel: Parallel, nvlink: bool) -> int:
     world = parallel.tp * parallel.pp
     if world == 1:
         return CONTEXT
+    between = NCCL_NODES if parallel.nodes > 1 else 0
     if not nvlink:
-        return CONTEXT + NCCL_PCIE
-    return CONTEXT + next((size for ranks, size in NCCL_NVLINK.items() if world <= ranks), NCCL_NVLINK[8])
+        return CONTEXT + max(NCCL_PCIE, between)
+    return CONTEXT + max(between, next((size for n, size in NCCL_NVLINK.items() if world <= n), NCCL_NVLINK[8]))
 
 
 def allocator_share(gpu: Gpu, parallel: Parallel, nvlink: bool, margin: int) -> float:

@@ -186,3 +186,17 @@ async def test_many_runs_leak_no_descriptor(spawn: Spawn) -> None:
         await asyncio.wait_for(watched.task, 5)
         counts.append(me.num_fds())
     assert counts[-1] == counts[0]
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "main", None])
+async def test_it_is_known_whether_the_engine_was_dying_before_it_was_killed(spawn: Spawn, victim: str | None) -> None:
+    watched = await spawn(dying_seconds=30)
+    await watched.until(lambda: any("fired up" in line for line in watched.lines))
+    await watched.until(lambda: len(watched.engine.vital()) == 3)
+    if victim is not None:
+        dying = watched.engine._main if victim == "main" else watched.role(victim)
+        dying.kill()
+        while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.005)
+    await watched.engine.kill()
+    assert watched.engine.failing is (victim is not None)

@@ -75,6 +75,13 @@ def test_a_started_plan_promised_no_token_too_many(config: str, asked: dict[str,
     assert 0.997 < planned.max_total_tokens / tokens <= 1.0
 
 
+def test_two_nodes_of_one_gpu_promised_no_token_too_many() -> None:
+    """benchmarks/gpu/two_nodes.py: both nodes printed 1,980,005 tokens and 138.37 GiB at the baseline."""
+    planned = make("llama-8b", h200(1), **_LEAN, NNODES=2, TP=2, CUDA_GRAPH_MAX_BS=8)
+    assert planned.max_total_tokens is not None
+    assert 0.997 < planned.max_total_tokens / 1_980_005 <= 1.0
+
+
 @pytest.mark.parametrize(("config", "weights"), [("glm-5.2-nvfp4", 56.04), ("glm-5-nvfp4", 55.80)])
 def test_eight_rtx_pro_6000(config: str, weights: float) -> None:
     """56.04 was printed by 0.5.15.post1, which builds an indexer on every layer: so does this config."""
