@@ -70,6 +70,7 @@ class Authority:
     _number: int = 0
     _plan: Plan | None = None
     _cast: dict[int, str] = field(default_factory=dict)  # rank -> life of those who were there at the beginning
+    _alive: dict[int, float] = field(default_factory=dict)  # rank -> when that life was last heard
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _superseded: set[str] = field(default_factory=set)
     _sent: set[int] = field(default_factory=set)  # who was told to start and has not said more since
@@ -90,6 +91,7 @@ class Authority:
         self._number += 1
         self._plan, self.running, self.ready = plan, True, False
         self._cast = {rank: self.members[rank].report.life for rank in self.ranks}
+        self._alive = {rank: self.members[rank].heard for rank in self.ranks}
         self.ends, self.told, self._sent = {}, set(), set()
 
     def end(self) -> None:
@@ -173,6 +175,16 @@ class Authority:
             and (rank in self._sent or (member.report.epoch == self.epoch and member.report.standing == "running"))
         ]
 
+    def vanished(self, now: float) -> dict[int, tuple[float, str]]:
+        """Who of the epoch went without a word on how its engine ended: when it was last heard, and in words."""
+        gone = {}
+        for rank, life in self._cast.items():
+            member, at = self.members[rank], self._alive[rank]
+            if rank not in self.ends and (member.report.life != life or now - at > min(self.lease, 5)):
+                anew = f"the supervisor of {member.name} started anew"
+                gone[rank] = (at, anew if member.report.life != life else f"{member.name} is no longer heard")
+        return gone
+
     def untold(self, now: float) -> list[int]:
         """Who hears us and does not know yet that it is over."""
         cast = self.members if self.refusal is not None else self._cast
@@ -192,6 +204,8 @@ class Authority:
             self._superseded.add(before.report.life)
         member = Member(report, now)
         self.members[report.rank] = member
+        if self._cast.get(report.rank) == report.life:
+            self._alive[report.rank] = now
         ours = report.epoch == self.epoch
         if report.end is not None and ours and report.rank not in self.ends:
             self.ends[report.rank] = HeardEnd(member, report.end, now - report.end.age)

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..diagnosis import Diagnosis, Finding, Patient
+from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
 from ..hardware import Gpu, Inventory
@@ -154,6 +155,7 @@ class Head(Alone):
         while self._authority.owing(time.monotonic()) and time.monotonic() - began < END_PATIENCE:
             await asyncio.sleep(LOOK_EVERY / 4)
         others = [_finding(rank, heard) for rank, heard in self._authority.ends.items()]
+        others += [_vanished(rank, *gone, patient) for rank, gone in self._authority.vanished(time.monotonic()).items()]
         found = await self.diagnosis.examine(patient, loaded, others)
         told = self.diagnosis
         self._authority.conclude(
@@ -189,6 +191,14 @@ def _finding(rank: int, heard: HeardEnd) -> Finding:
     return Finding(
         rank, heard.at, end.own, end.lines, Observed(**observed), end.exit_code, end.alarm, end.stages, end.readings
     )
+
+
+def _vanished(rank: int, at: float, words: str, patient: Patient) -> Finding:
+    """A node that went before it could say anything: what our own ranks then say of it is only an echo."""
+    from ..healing.classify import Observed
+
+    stage = TAXONOMY_STAGE.get(patient.run.stage, patient.run.stage)
+    return Finding(rank, at, True, (words,), Observed(stage=stage), None, words, {}, {})
 
 
 def _count(cards: list[tuple[str, int]]) -> str:

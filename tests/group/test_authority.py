@@ -182,6 +182,23 @@ def test_whatever_is_lost_two_groups_never_run(seed: int) -> None:
             authority.end()
 
 
+def test_a_node_that_went_without_a_word_came_before_the_echo_of_its_fall() -> None:
+    """Else a host that loses power while the group starts takes NCCL's transports away from it for good."""
+    authority = running(3)
+    for rank in (1, 2):
+        authority.hear(report(rank, standing="running", epoch="head:1"), 8)
+    authority.hear(report(1, standing="ended", epoch="head:1", end=End(0.1, True, {})), 9)
+    assert authority.vanished(9) == {}
+    authority.hear(report(2, life="b", standing="preparing"), 12)
+    assert authority.vanished(12) == {2: (8, "the supervisor of node 2 (host2) started anew")}
+    ((at, words),) = authority.vanished(12).values()
+    assert first([candidate(0, 8.3, NCCL), candidate(2, at, words)]) == candidate(2, at, words)
+    assert first([candidate(0, 8.3, KILLED), candidate(2, at, words)]) == candidate(0, 8.3, KILLED)
+    silent = running()
+    silent.hear(report(standing="running", epoch="head:1"), 2)
+    assert silent.vanished(8) == {1: (2, "node 1 (host1) is no longer heard")}
+
+
 def candidate(node: int, at: float, line: str, own: bool = True) -> Candidate:
     return Candidate(node, at, own, classify([line]))
 

@@ -220,6 +220,17 @@ def test_an_engine_killed_on_one_side_brings_both_back_once_together(tmp_path: P
         assert run.exception() is None, f"{stage}: {run.exception()}"
 
 
+def test_a_worker_stopped_while_the_group_starts_is_no_failure(group: Group) -> None:
+    group.start(0)
+    group.start(1)
+    group.until(lambda: "Init parallel begin" in group.worker.log, 60, "a start under way")
+    group.worker.terminate()
+    assert group.worker.wait(20) == 0
+    group.until(lambda: "has left" in str(group.head.get("/readyz")[1]), 20, "the head knows why")
+    assert group.engines() == 0
+    assert group.causes() == []
+
+
 def test_a_cut_link_ends_both_and_brings_back_one_group(group: Group) -> None:
     group.start(0)
     group.start(1)
