@@ -154,13 +154,15 @@ class Diagnosis:
         from .group.first import Candidate, first
         from .healing.classify import Observed, classify
 
-        verdicts = {finding.node: classify(finding.lines, finding.observed) for finding in findings}
+        def why_followed(finding: Finding) -> Verdict:
+            return classify([finding.alarm or ""], Observed(stage=finding.observed.stage))
+
+        verdicts = {f.node: classify(f.lines, f.observed) if f.own else why_followed(f) for f in findings}
         chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
         if chosen is not None:
             return next(f for f in findings if f.node == chosen.node), chosen.verdict
         # Nobody's engine failed by itself: a node or the way to it was lost, as the head's own alarm says.
-        mine = findings[0]
-        return mine, classify([mine.alarm or ""], Observed(stage=mine.observed.stage))
+        return findings[0], why_followed(findings[0])
 
     def _observe(self, patient: Patient, signs: Signs) -> Observed:
         from .engine import gpu_memory

@@ -14,7 +14,8 @@ ECHO_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One node's end: ``at`` in the head's monotonic seconds, ``own`` False when it only followed the group."""
+    """One node's end: ``at`` in the head's monotonic seconds, ``own`` False when it only followed the group;
+    ``verdict`` is then that of the reason why it did."""
 
     node: int
     at: float
@@ -32,6 +33,8 @@ def first(candidates: Sequence[Candidate]) -> Candidate | None:
         for other in ours[1:]:
             if other.at - earliest.at <= ECHO_SECONDS and not _is_echo(other):
                 return other
+        lost = [c for c in candidates if not c.own and c.verdict.cause == "node_lost" and c.at < earliest.at]
+        return min(lost, key=lambda c: c.at, default=earliest)  # it ended for want of a node, and that was felt here
     return earliest
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.diagnosis import Diagnosis, Finding
 from entrypoint.group.authority import Authority, Rejected
 from entrypoint.group.first import Candidate, first
 from entrypoint.group.words import (
@@ -21,7 +22,7 @@ from entrypoint.group.words import (
     report_from,
     report_to,
 )  # fmt: skip
-from entrypoint.healing.classify import classify
+from entrypoint.healing.classify import Observed, classify
 from entrypoint.plan import Plan
 
 PLAN: Any = Plan(
@@ -204,6 +205,7 @@ def candidate(node: int, at: float, line: str, own: bool = True) -> Candidate:
 
 
 KILLED = "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+SILENT = "the head at 10.0.0.1:30001 is no longer heard"
 NCCL = "RuntimeError: NCCL error: remote process exited or there was a network error"
 
 
@@ -213,6 +215,9 @@ NCCL = "RuntimeError: NCCL error: remote process exited or there was a network e
         ([candidate(0, 10.0, KILLED), candidate(1, 9.0, KILLED)], 1),
         ([candidate(0, 9.0, NCCL), candidate(1, 9.8, KILLED)], 1),  # the echo was heard before its source
         ([candidate(0, 9.0, NCCL), candidate(1, 39.8, KILLED)], 0),
+        ([candidate(0, 9.0, NCCL), candidate(1, 8.9, SILENT, own=False)], 1),  # a head that was stopped for a while
+        ([candidate(0, 9.0, NCCL), candidate(1, 9.1, SILENT, own=False)], 0),
+        ([candidate(0, 9.0, KILLED), candidate(1, 8.9, SILENT, own=False)], 0),
         ([candidate(0, 8.0, KILLED, own=False), candidate(1, 9.0, NCCL)], 1),
         ([candidate(0, 8.0, KILLED, own=False), candidate(1, 9.0, NCCL, own=False)], None),
     ],
@@ -220,3 +225,14 @@ NCCL = "RuntimeError: NCCL error: remote process exited or there was a network e
 def test_the_first_failure_of_any_node_is_the_cause(ends: list[Candidate], node: int | None) -> None:
     chosen = first(ends)
     assert (chosen.node if chosen else None) == node
+
+
+def test_a_node_that_followed_is_judged_by_why_it_did_not_by_its_log() -> None:
+    def finding(node: int, at: float, own: bool, line: str, alarm: str | None) -> Finding:
+        return Finding(node, at, own, (line,), Observed(stage="serving"), None, alarm, {}, {})
+
+    felt = finding(0, 9.0, True, NCCL, None)
+    found, verdict = Diagnosis._first((felt, finding(1, 8.0, False, KILLED, SILENT)))
+    assert (found.node, verdict.cause) == (1, "node_lost")
+    found, verdict = Diagnosis._first((felt, finding(1, 9.3, False, KILLED, SILENT)))
+    assert (found.node, verdict.cause) == (0, "nccl_error")
