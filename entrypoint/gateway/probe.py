@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from .replicas import Named, Reading, Replica
 
-# Both in seconds. A control port answers within milliseconds; twice this is still inside a drain's grace.
-TIMEOUT = 1.0
+# Both in seconds. A control port answers within milliseconds, on a box that is overloaded within a second or two.
+TIMEOUT = 2.0
 RESOLVE_TIMEOUT = 5.0
 
 

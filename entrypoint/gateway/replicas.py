@@ -12,7 +12,7 @@ ENGINE_PORT = 30000
 # A control port that is silent for this many seconds counts as gone: a box that is busy answers late, a box that is
 # gone never does. A refused connection or any answer but 200 counts at once. The last replica is held longer: without
 # it every request fails, with it perhaps none.
-SILENCE = 3.0
+SILENCE = 5.0
 SILENCE_OF_THE_LAST = 30.0
 
 _ENTRY = re.compile(r"(?:http://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?(?::(\d{1,5}))?/?")

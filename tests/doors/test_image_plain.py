@@ -145,6 +145,26 @@ def test_a_name_is_as_many_replicas_as_it_has_addresses(docker: Docker, plain: I
         docker("network", "rm", network)
 
 
+def test_compose_puts_the_gateway_before_as_many_replicas_as_asked(docker: Docker, plain: Image) -> None:
+    """This image has no engine: each replica gives up and says so, which the gateway must have heard from each."""
+    env = {"IMAGE": plain.name, "GATEWAY_PORT": "0", "GATEWAY_CONTROL_PORT": "0", "COMPOSE_PROJECT_NAME": "plain"}
+    try:
+        docker("compose", "up", "-d", "--no-build", "gateway", "replica", env=env)
+        running = docker("compose", "ps", "--format", "{{.Service}}", env=env).stdout.split()
+        assert sorted(running) == ["gateway", "replica", "replica"]
+        ask = ("compose", "exec", "-T", "gateway", "python", "-c", ASK, "30001/replicas")
+        for _ in range(150):
+            asked = docker(*ask, env=env, check=False).stdout
+            rows = json.loads(asked)["replicas"] if asked else []
+            reasons = [row["reason"] or "" for row in rows]
+            if len(rows) == 2 and all("GAVE_UP: image_mismatch" in reason for reason in reasons):
+                break
+            time.sleep(0.2)
+        assert len(rows) == 2 and all("GAVE_UP: image_mismatch" in reason for reason in reasons), asked
+    finally:
+        docker("compose", "--profile", "*", "down", "--volumes", "--timeout", "20", env=env, check=False)
+
+
 def test_wrong_verb_keeps_its_exit_code_through_pid_one(docker: Docker, plain: Image) -> None:
     assert docker("run", "--rm", plain.name, "dance", check=False).returncode == 64
 
