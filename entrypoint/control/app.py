@@ -48,7 +48,7 @@ def build(
     port = _Port(status, history, gpus or Gpus())
 
     def guarded(endpoint: Endpoint) -> Endpoint:
-        return endpoint if token is None else _guard(endpoint, token)
+        return endpoint if token is None else guard(endpoint, token)
 
     open_routes = {"/livez": port.livez, "/readyz": port.readyz, "/startupz": port.startupz, "/": port.page}
     closed_routes = {
@@ -61,7 +61,7 @@ def build(
     routes = [Route(path, endpoint) for path, endpoint in open_routes.items()]
     routes += [Route(path, guarded(endpoint)) for path, endpoint in closed_routes.items()]
     if group is not None and token is not None:
-        routes.append(Route("/group", _guard(group, token), methods=["POST"]))
+        routes.append(Route("/group", guard(group, token), methods=["POST"]))
     app = Starlette(routes=routes)
     app.state.close = port.stream.close
     return app
@@ -122,7 +122,7 @@ class _Port:
         return snapshot(self._status, history, self._gpus.latest())
 
 
-def _guard(endpoint: Endpoint, token: str) -> Endpoint:
+def guard(endpoint: Endpoint, token: str) -> Endpoint:
     """Bearer token before an endpoint. 401 does not say what was wrong."""
     expected = token.encode()
 

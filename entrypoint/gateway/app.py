@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..control.app import _guard
+from ..control.app import guard
 
 
 class Shown(Protocol):
@@ -45,7 +45,7 @@ def build(gateway: Shown, token: str | None) -> Starlette:
         return Response(body, headers={"Content-Type": content_type})
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        return endpoint if token is None else _guard(endpoint, token)
+        return endpoint if token is None else guard(endpoint, token)
 
     routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/startupz", startupz)]
     routes += [Route("/replicas", guarded(replicas)), Route("/metrics", guarded(metrics))]
