@@ -53,7 +53,8 @@ def test_image_size(docker: Docker, engine: Image) -> None:
 
 def test_installed_versions_are_the_labels_and_the_lock(docker: Docker, engine: Image) -> None:
     # A name may stand there twice, for other platforms.
-    lock = set(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "locks/engine.txt").read_text(), re.M))
+    texts = [(ROOT / f"locks/{name}.txt").read_text() for name in ("engine", "gateway")]
+    lock = {row for text in texts for row in re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.M)}
     labels = json.loads(docker("image", "inspect", engine.name).stdout)[0]["Config"]["Labels"]
     for name in ("sglang", "torch", "flashinfer-python"):
         assert (name, labels[f"relaunch.engine.{name}"]) in lock
