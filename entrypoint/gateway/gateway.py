@@ -36,7 +36,7 @@ class Gateway:
         self._names = replicas.parse(loaded.settings.replicas)
         self._environ = environ
         self._members: dict[Replica, Member] = {}
-        self._tending: dict[Replica, asyncio.Task[None]] = {}
+        self._tending: set[asyncio.Task[None]] = set()
         self._resolved: dict[Named, list[str]] = {}
         self._unresolved: set[Named] = set()
         self._stop = asyncio.Event()
@@ -74,7 +74,7 @@ class Gateway:
             await self._stop.wait()
             await self._drain()
         finally:
-            for task in (*working, *self._tending.values()):
+            for task in (*working, *self._tending):
                 task.cancel()
             await self._router.stop(0.0)
             for member in self._members.values():
@@ -135,18 +135,16 @@ class Gateway:
         for replica in wanted - set(self._members):
             relay = Relay(replica, self)
             await relay.open()
-            self._members[replica] = Member(replica, relay)
-            self._tending[replica] = asyncio.create_task(self._guarded(self._tend(self._members[replica])))
+            member = self._members[replica] = Member(replica, relay)
+            task = asyncio.create_task(self._guarded(self._tend(member)))
+            self._tending.add(task)
+            task.add_done_callback(self._tending.discard)
         for replica in set(self._members) - wanted:
             self._log.info(f"replica {replica} is no longer behind its name")
-            self._tending.pop(replica).cancel()
-            member = self._members.pop(replica)
-            member.standing = replicas.Standing(False, "no longer behind its name")
-            await self._agree(member)
-            member.relay.close()
+            del self._members[replica]
 
     async def _tend(self, member: Member) -> None:
-        while True:
+        while self._members.get(member.replica) is member:
             began = time.monotonic()
             before = member.standing
             reading = await probe.readyz(member.replica)
@@ -157,6 +155,13 @@ class Gateway:
             await self._agree(member)
             self._announce()
             await asyncio.sleep(max(0.0, began + ASK_EVERY - time.monotonic()))
+        member.standing = replicas.Standing(False, "no longer behind its name")
+        self._announce()
+        await self._agree(member)
+        while member.worker is not None:  # as long as the router lists it, it may send requests there
+            await asyncio.sleep(ASK_EVERY)
+            await self._agree(member)
+        member.relay.close()
 
     async def _agree(self, member: Member) -> None:
         """Make the router's list say what the standing says."""
@@ -175,7 +180,8 @@ class Gateway:
             elif member.worker is not None:
                 await router.remove(member.worker)
                 member.worker = None
-        except (httpx.HTTPError, TimeoutError, KeyError, ValueError) as error:
+        # RuntimeError: the router has just ended, and its client with it.
+        except (httpx.HTTPError, TimeoutError, KeyError, ValueError, RuntimeError) as error:
             what = "take in" if member.standing.ready else "take out"
             self._log.warning(f"the router did not {what} {member.replica}: {type(error).__name__}: {error}")
 

@@ -213,15 +213,22 @@ class Router:
     async def add(self, url: str, model: str | None) -> str:
         """Take a worker in; returns its id once requests go there. ``model`` is what `/v1/models` says. Raises
         httpx.HTTPError, TimeoutError."""
+        import httpx
+
         asked = {"url": url, "disable_health_check": True} | ({"model_id": model} if model else {})
         answer = (await self._http.post("/workers", json=asked)).raise_for_status()
         worker = str(answer.json()["worker_id"])
-        async with asyncio.timeout(ANSWER_TIMEOUT):
-            while True:
-                known = await self._http.get(f"/workers/{worker}")
-                if known.status_code == 200 and known.json().get("is_healthy"):
-                    return worker
-                await asyncio.sleep(0.02)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                while True:
+                    known = await self._http.get(f"/workers/{worker}")
+                    if known.status_code == 200 and known.json().get("is_healthy"):
+                        return worker
+                    await asyncio.sleep(0.02)
+        except (httpx.HTTPError, TimeoutError):
+            with contextlib.suppress(httpx.HTTPError):
+                await self.remove(worker)  # nobody would know its id any more
+            raise
 
     async def remove(self, worker: str) -> None:
         """No new requests to that worker. Raises httpx.HTTPError."""
