@@ -28,7 +28,7 @@ from .identity import identity
 from .words import Outcome, Refusal, answer_to, report_from
 
 LOOK_EVERY = 0.2
-# A worker's log of 4,000 lines of 8 KiB would be 32 MB; the ones that end a run are far shorter.
+# Of a report: what a worker sends of its log (`follower.py`) is 24 MiB of JSON at the most.
 MOST_BYTES = 40 << 20
 # Workers get this long to end their engine and say how it ended.
 END_PATIENCE = 45.0
@@ -161,7 +161,7 @@ class Head(Alone):
         self._authority.conclude(
             Outcome(
                 found.cause, found.reason, found.next_step, found.exit_code, found.retry, told.node,
-                told.repair, told.clear_jit_cache, told.wait_for_memory, told.last_post_mortem,
+                told.repair, told.clear_jit_cache, told.wait_for_memory,
             )
         )  # fmt: skip
         if told.node != 0:

@@ -87,7 +87,6 @@ class Outcome:
     repair: tuple[str, ...] | None = None
     clear_jit_cache: bool = False
     wait_for_memory: bool = False
-    post_mortem: str | None = None
 
 
 @dataclass(frozen=True)
