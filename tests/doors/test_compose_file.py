@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +112,15 @@ def test_api_key_comes_from_a_file(docker: Docker, tmp_path: Any) -> None:
     key.write_text("s3cret")
     out = docker("compose", "config", env={"API_KEY_FILE": str(key)}).stdout
     assert "s3cret" not in out and "RELAUNCH_API_KEY_FILE: /run/secrets/api_key" in out
+
+
+def test_the_pages_override_for_several_boxes_takes_the_hosts_network(docker: Docker, tmp_path: Path) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    (text,) = re.findall(r"```yaml\n(# compose\.override\.yaml\n.*?)```", page, re.DOTALL)
+    override = tmp_path / "override.yaml"
+    override.write_text(text)
+    words = ("compose", "-f", "compose.yaml", "-f", str(override), "config", "--format", "json")
+    service = json.loads(docker(*words, env={"NCCL_IB_DISABLE": "0"}).stdout)["services"]["relaunch"]
+    assert service["network_mode"] == "host" and not service.get("ports") and not service.get("networks")
+    assert service["environment"]["NCCL_IB_DISABLE"] == "0"
+    assert "RELAUNCH_NNODES" in service["environment"], "merged, not replaced"
