@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ..control import app as control
@@ -218,16 +218,12 @@ class Gateway:
         standings = {replica: member.standing for replica, member in self._members.items()}
         return replicas.candidates(own, standings, {r: m.in_flight for r, m in self._members.items()})
 
-    def opened(self, replica: Replica, instead_of: Replica) -> None:
-        if member := self._members.get(replica):
-            member.in_flight += 1
-            member.requests += 1
-            member.taken_over += replica != instead_of
-
-    def closed(self, replica: Replica, unanswered: bool) -> None:
-        if member := self._members.get(replica):
-            member.in_flight -= 1
-            member.unanswered += unanswered
+    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
+        member = self._members.get(replica)
+        if member is None:
+            return lambda unanswered: None
+        member.opened(instead_of)
+        return member.closed  # of that member, though another may be behind the same address by then
 
     def unreachable(self, replica: Replica, why: str) -> None:
         if member := self._members.get(replica):

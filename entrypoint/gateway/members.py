@@ -30,6 +30,17 @@ class Member:
     unreachable: int = 0
     unanswered: int = 0
 
+    def opened(self, instead_of: Replica) -> None:
+        """A request has begun that the router gave to ``instead_of``."""
+        self.in_flight += 1
+        self.requests += 1
+        self.taken_over += self.replica != instead_of
+
+    def closed(self, unanswered: bool) -> None:
+        """A request is over."""
+        self.in_flight -= 1
+        self.unanswered += unanswered
+
     def serves(self, generation: int) -> bool:
         """It is ready, and the router in its present life sends requests to it."""
         return self.standing.ready and self.worker is not None and self.generation == generation

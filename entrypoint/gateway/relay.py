@@ -39,11 +39,11 @@ _KNOWN = {"/health": b"", "/server_info": b"{}", "/model_info": b"{}"}
 
 
 class Fleet(Protocol):
-    """What the relay asks, and is told."""
+    """What the relay asks, and is told. ``opened`` returns what is to be called at the request's end, with whether the
+    replica left it unanswered."""
 
     def candidates(self, own: Replica) -> Sequence[Replica]: ...
-    def opened(self, replica: Replica, instead_of: Replica) -> None: ...
-    def closed(self, replica: Replica, unanswered: bool) -> None: ...
+    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]: ...
     def unreachable(self, replica: Replica, why: str) -> None: ...
 
 
@@ -105,12 +105,13 @@ class _Answer(_Half):
         self._replica = replica
         self._answered = False
         self._head = bytearray()
+        self._closed: Callable[[bool], None] = lambda unanswered: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         for option in _ALIVE:
             transport.get_extra_info("socket").setsockopt(*option)
-        self._request.fleet.opened(self._replica, self._request.own)
+        self._closed = self._request.fleet.opened(self._replica, self._request.own)
 
     def data_received(self, data: bytes) -> None:
         assert self._request.transport is not None
@@ -126,7 +127,7 @@ class _Answer(_Half):
     def connection_lost(self, exc: Exception | None) -> None:
         client = self._request.transport
         waits = client is not None and not client.is_closing()
-        self._request.fleet.closed(self._replica, waits and (exc is not None or not self._answered))
+        self._closed(waits and (exc is not None or not self._answered))
         self._request.end(exc is not None)
 
 

@@ -67,6 +67,7 @@ class Town:
         self.router = self.gateway._router = Listing()  # type: ignore[assignment]
 
     async def close(self) -> None:
+        await asyncio.sleep(0)  # what was never begun cannot be ended without a warning
         tending = list(self.gateway._tending)
         for task in tending:
             task.cancel()
@@ -105,6 +106,22 @@ async def test_who_leaves_while_it_is_taken_in_leaves_the_router_too(monkeypatch
     town.router.go_on.set()
     await until(lambda: not town.gateway._tending)
     assert not town.router.urls
+    await town.close()
+
+
+async def test_a_request_from_before_does_not_count_for_who_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    town = Town(monkeypatch)
+    await town.gateway._resolve()
+    (replica,) = town.gateway._members
+    over = town.gateway.opened(replica, replica)
+    for addresses in ([], ["127.0.0.1"]):
+        town.addresses[:] = addresses
+        await town.gateway._resolve()
+    again = town.gateway.opened(replica, replica)
+    over(False)
+    assert town.gateway._members[replica].in_flight == 1
+    again(True)
+    assert (town.gateway._members[replica].in_flight, town.gateway._members[replica].unanswered) == (0, 1)
     await town.close()
 
 

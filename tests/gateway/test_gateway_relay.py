@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from fake_replica import FakeReplica
@@ -26,14 +26,16 @@ class Both:
     def candidates(self, own: Replica) -> list[Replica]:
         return sorted(self.replicas, key=lambda replica: replica != own)
 
-    def opened(self, replica: Replica, instead_of: Replica) -> None:
+    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
         self.open[replica] += 1
         self.log.append(("opened", replica))
 
-    def closed(self, replica: Replica, unanswered: bool) -> None:
-        self.open[replica] -= 1
-        if unanswered:
-            self.log.append(("unanswered", replica))
+        def closed(unanswered: bool) -> None:
+            self.open[replica] -= 1
+            if unanswered:
+                self.log.append(("unanswered", replica))
+
+        return closed
 
     def unreachable(self, replica: Replica, why: str) -> None:
         self.log.append(("unreachable", replica))
