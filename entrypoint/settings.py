@@ -328,6 +328,9 @@ def load(environ: Mapping[str, str], presets: Mapping[str, str], chosen: str | N
     return Loaded(settings, sources, {k: v for k, v in passed.items() if k not in environ})
 
 
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/?#@\[\]]+):(\d{1,5})")
+
+
 def _check_together(settings: Settings) -> None:
     """Settings that are right alone and wrong together."""
     if settings.port == settings.control_port:
@@ -337,14 +340,15 @@ def _check_together(settings: Settings) -> None:
             f"RELAUNCH_NODE_RANK={settings.node_rank} with RELAUNCH_NNODES={settings.nnodes}",
             f"ranks go from 0 to {settings.nnodes - 1}",
         )
-    address = settings.dist_init_addr
-    if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
-        raise config_rejected(f"RELAUNCH_DIST_INIT_ADDR={address} is no address", "write host:port of node 0")
-    if settings.group_head is not None and not re.fullmatch(r"[^/\s]+:\d{1,5}", settings.group_head):
-        raise config_rejected(
-            f"RELAUNCH_GROUP_HEAD={settings.group_head} is no address", "write host:port of node 0's control port"
-        )
-    if settings.nnodes > 1 and address is None:
+    for field in ("dist_init_addr", "group_head"):
+        address = getattr(settings, field)
+        found = _ADDRESS.fullmatch(address) if address else None
+        if address and (found is None or not 0 < int(found[1]) < 65536):
+            raise config_rejected(
+                f"{RECORDS[field].name}={address} is no address",
+                "write host:port, an IPv6 address in brackets: [fd00::1]:20000",
+            )
+    if settings.nnodes > 1 and settings.dist_init_addr is None:
         raise config_rejected(
             f"RELAUNCH_NNODES={settings.nnodes} without RELAUNCH_DIST_INIT_ADDR",
             "set host:port of node 0, the same on every node",

@@ -154,5 +154,27 @@ def test_settings_that_are_wrong_together_are_refused(environ: dict[str, str], w
     assert words in refusal(environ).line()
 
 
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("GROUP_HEAD", "fd00::1:30001"),
+        ("GROUP_HEAD", "[fd00::1:30001"),
+        ("GROUP_HEAD", "10.0.0.1:99999"),
+        ("GROUP_HEAD", "user@10.0.0.1:30001"),
+        ("DIST_INIT_ADDR", "fd00::1:20000"),
+        ("DIST_INIT_ADDR", "10.0.0.1:0"),
+    ],
+)
+def test_what_is_no_address_is_refused(name: str, address: str) -> None:
+    stop = refusal({f"RELAUNCH_{name}": address})
+    assert f"RELAUNCH_{name}={address} is no address" in stop.line() and stop.exit_code == 78
+
+
+@pytest.mark.parametrize("host", ["[fd00::1]:30001", "[fe80::1%eth0]:1", "node-0.group.svc:30001", "10.0.0.1:30001"])
+def test_addresses_that_are_fine(host: str) -> None:
+    given = {"RELAUNCH_MODEL": "m", "RELAUNCH_GROUP_HEAD": host, "RELAUNCH_DIST_INIT_ADDR": host}
+    assert settings.load(given, {}).settings.group_head == host
+
+
 def test_a_huge_value_is_not_echoed_whole() -> None:
     assert len(refusal({"RELAUNCH_PORT": "9" * 5000}).line()) < 400

@@ -9,7 +9,6 @@ from ..errors import config_rejected
 from ..settings import Settings
 
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/?#@\[\]]+):(\d{1,5})")
 
 
 def head_address(settings: Settings) -> str:
@@ -34,13 +33,6 @@ def require(settings: Settings) -> None:
             "RELAUNCH_CONTROL_TOKEN has a line break or another control character, which no HTTP header can carry",
             "give every node one line of printable characters",
         )
-    for name, address in (("DIST_INIT_ADDR", settings.dist_init_addr), ("GROUP_HEAD", settings.group_head)):
-        found = _ADDRESS.fullmatch(address) if address else None
-        if address and (found is None or not 0 < int(found[1]) < 65536):
-            raise config_rejected(
-                f"RELAUNCH_{name}={address} is no address",
-                "write host:port, an IPv6 address in brackets: [fd00::1]:20000",
-            )
     local = settings.control_host.startswith(_LOOPBACK)
     if settings.node_rank == 0 and local and not head_address(settings).startswith(_LOOPBACK):
         raise config_rejected(
