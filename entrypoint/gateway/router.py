@@ -193,7 +193,7 @@ class Router:
         return False
 
     async def stop(self, patience: float) -> None:
-        """SIGTERM, ``patience`` seconds for what is under way, SIGKILL."""
+        """SIGTERM, ``patience`` seconds for what is under way, SIGKILL. With none: end it, whatever is under way."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -202,7 +202,8 @@ class Router:
         try:
             await asyncio.wait_for(process.wait(), patience)
         except TimeoutError:
-            self._log.warning(f"requests were still running after {patience:.0f} s: ending the router")
+            if patience:
+                self._log.warning(f"requests were still running after {patience:.0f} s: ending the router")
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

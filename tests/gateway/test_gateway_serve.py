@@ -236,6 +236,7 @@ async def test_a_second_sigterm_ends_it_at_once(gateway: Gateway, fakes: list[Fa
     assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
     with pytest.raises(httpx.HTTPError):
         await running
+    assert "after 0 s" not in gateway.log
 
 
 async def test_nobody_changes_the_workers_and_no_process_list_shows_the_key(gateway: Gateway) -> None:
