@@ -132,12 +132,17 @@ class Nodes:
         one.join(90)
         self.until(lambda: self.boots() > before and self.both_ready(), BOOT_SECONDS, "ready after a planned restart")
         more = [now - was for was, now in zip(before, self.boots(), strict=True)]
-        return {"in_flight_answered": answers == [True], "boots_more": more}
+        if answers != [True] or more != [1, 1]:
+            raise Failed(f"a planned restart: answered {answers}, boots more {more}")
+        return {"in_flight_answered": True, "boots_more": more}
 
     def close(self) -> dict[str, Any]:
         """SIGTERM to the worker, then to the head."""
         ends = [self.nodes[1].terminate(), self.nodes[0].terminate()]
-        return {"ends": ends, "free_again": [m.free() >= m.idle - (512 << 20) for m in self.memory]}
+        result = {"ends": ends, "free_again": [m.free() >= m.idle - (512 << 20) for m in self.memory]}
+        if any(end["exit_code"] != 0 or end["left"] for end in ends) or not all(result["free_again"]):
+            raise Failed(f"the group did not stop as it should: {json.dumps(result)}")
+        return result
 
 
 def main() -> int:
@@ -171,7 +176,7 @@ def main() -> int:
             print(json.dumps(report["steps"][-1])[:600], flush=True)
         report["ok"] = True
         readies = [s["ready"] - s["respawned"] for s in report["steps"] if "respawned" in s]
-        report["median_boot_seconds"] = round(statistics.median(readies), 1)
+        report["median_boot_seconds"] = round(statistics.median(readies), 1) if readies else None
     except Failed as failure:
         report["error"] = str(failure)
         print(report["error"], flush=True)
