@@ -26,8 +26,13 @@ _COUNTS = frozenset(
 
 def render(status: Status, gpus: Sequence[GpuReading] = ()) -> bytes:
     """The exposition text. Built anew from ``status``: no second copy of the truth to keep in step."""
+    return text([*_supervisor(status), *_engine(status), *_memory(status), *_gpus(gpus)])
+
+
+def text(families: list[Metric]) -> bytes:
+    """The exposition text of these families and of our own process."""
     registry = CollectorRegistry()
-    registry.register(_Families([*_supervisor(status), *_engine(status), *_memory(status), *_gpus(gpus)]))
+    registry.register(_Families(families))
     ProcessCollector(namespace="relaunch", registry=registry)
     return generate_latest(registry)
 

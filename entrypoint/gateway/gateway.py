@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ..control import app as control
+from ..control.metrics import CONTENT_TYPE
 from ..engine import ports
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
 from ..logs import Log
@@ -254,7 +255,7 @@ class Gateway:
 
     async def metrics(self) -> tuple[bytes, str]:
         own = members.metrics(self._members, router_up=self._router.up, generation=self._router.generation)
-        return own + await self._router.metrics(), members.CONTENT_TYPE
+        return own + await self._router.metrics(), CONTENT_TYPE
 
 
 def run(loaded: Loaded, environ: Mapping[str, str]) -> int:

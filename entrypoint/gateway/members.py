@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from ..control.metrics import text
 from .relay import Relay
 from .replicas import Replica, Standing
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 @dataclass
@@ -88,15 +86,4 @@ def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: i
         lost.add_metric(name, member.unanswered)
     up = GaugeMetricFamily("relaunch_gateway_router_up", "1 while the router answers.", value=float(router_up))
     starts = CounterMetricFamily("relaunch_gateway_router_starts", "Starts of the router.", value=generation)
-    registry = CollectorRegistry()
-    registry.register(_Families([up, starts, ready, in_flight, requests, taken, missed, lost]))
-    ProcessCollector(namespace="relaunch", registry=registry)
-    return generate_latest(registry)
-
-
-class _Families:
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families
+    return text([up, starts, ready, in_flight, requests, taken, missed, lost])
