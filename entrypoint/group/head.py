@@ -105,7 +105,7 @@ class Head(Alone):
         try:
             return self._authority.missing(mine, time.monotonic())
         except Rejected as why:
-            alike = "nodes of one group must be alike: give all the same image and model"
+            alike = "nodes of one group must be alike: give all the same image, model and environment"
             raise config_rejected(str(why), alike) from None
 
     def _common(self, box: Inventory) -> Inventory:

@@ -11,6 +11,9 @@ from ..launch import Prepared
 from ..plan import flags
 from .words import Card
 
+# Each node's engine reads these from its own environment, and what they say of the stages must fit together.
+_STAGES = ("SGLANG_PP_LAYER_PARTITION", "SGLANG_ENABLE_PP_SPEC")
+
 
 def identity(prepared: Prepared) -> dict[str, str]:
     """Names as an operator reads them in a refusal. The model is told by its configuration and its size: the path to
@@ -24,6 +27,7 @@ def identity(prepared: Prepared) -> dict[str, str]:
         "RELAUNCH_DIST_INIT_ADDR": str(settings.dist_init_addr),
         "model configuration": config,
         "model size": f"{prepared.snapshot.bytes} bytes",
+        **{name: prepared.loaded.environment.get(name) or "unset" for name in _STAGES},
     }
 
 

@@ -200,7 +200,7 @@ def test_a_report_of_an_end_fits_whatever_the_engine_said() -> None:
 
 def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = cast(Any, SimpleNamespace(
-        loaded=SimpleNamespace(settings=settings()), checkpoint=SimpleNamespace(config={}),
+        loaded=SimpleNamespace(settings=settings(), environment={}), checkpoint=SimpleNamespace(config={}),
         snapshot=SimpleNamespace(bytes=7),
     ))  # fmt: skip
     mine = identity.identity(prepared)
@@ -209,6 +209,20 @@ def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkey
     ledger.hear(Report(1, "a", "h", "waiting", identity=identity.identity(prepared)), 0)
     with pytest.raises(Rejected, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
         ledger.missing(mine, 1)
+
+
+def test_stages_that_do_not_fit_together_are_refused_by_name() -> None:
+    def of(environment: dict[str, str]) -> dict[str, str]:
+        return identity.identity(cast(Any, SimpleNamespace(
+            loaded=SimpleNamespace(settings=settings(), environment=environment),
+            checkpoint=SimpleNamespace(config={}), snapshot=SimpleNamespace(bytes=7),
+        )))  # fmt: skip
+
+    ledger = Authority(2, lease=10, life="head")
+    ledger.hear(Report(1, "a", "h", "waiting", identity=of({})), 0)
+    assert ledger.missing(of({"NCCL_IB_DISABLE": "1"}), 1) == ()
+    with pytest.raises(Rejected, match="SGLANG_PP_LAYER_PARTITION unset, node 0 has 40,38"):
+        ledger.missing(of({"SGLANG_PP_LAYER_PARTITION": "40,38"}), 1)
 
 
 def test_an_end_seen_by_another_version_is_understood() -> None:
