@@ -176,8 +176,9 @@ class Launch:
         """What led to a stable READY is where the next boot starts."""
         kept = prepared.learned.changes if prepared.learned else ()
         merged = {change.setting: change for change in (*kept, *changes)}
-        free = min(prepared.free_before.values()) if prepared.free_before else None
         assert prepared.plan is not None
+        # As the plan saw it: in a group the least of all nodes, which the next plan is made with too.
+        free = min((int(gpu["free_bytes"]) for gpu in prepared.plan.gpus), default=None)
         readings = {name: value for name in run.readings if (value := run.worst(name)) is not None}
         # What the readings were taken under: they speak of no other layout and no other graphs.
         readings |= {name: float(prepared.plan.parallel[name]) for name in ("tp", "pp", "ep")}

@@ -409,6 +409,8 @@ class Supervisor:
         assert self._run is not None and self._prepared is not None and self._boot is not None
         patient = Patient(self._run, self._prepared, self._boot, self._alarm)
         found = await self._group.diagnose(patient, self.loaded)
+        if self._group.follows:
+            self.log.warning(f"this run of the group ended: {found.cause}: {found.reason}")
         self.status.restarts[found.cause] = self.status.restarts.get(found.cause, 0) + (1 if found.retry else 0)
         self._boot.post_mortem = self._diagnosis.last_post_mortem
         self._boots.write(self._boot)

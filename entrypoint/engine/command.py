@@ -72,6 +72,8 @@ def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Pa
         **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
     }
     env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}
+    if "PYTORCH_CUDA_ALLOC_CONF" in {**loaded.environment, **os.environ}:
+        env.pop("PYTORCH_ALLOC_CONF", None)  # the older name of the same: beside ours the operator's would be lost
     chosen = {name: os.environ.get(name, value) for name, value in env.items()}
     return Command(tuple(argv), {**chosen, **FORCED})
 
