@@ -15,6 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from entrypoint import errors, presets, settings
+from entrypoint.gateway.members import Member, metrics
+from entrypoint.gateway.replicas import Replica
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "control"))
@@ -25,13 +27,21 @@ SELECTOR = re.compile(r"\b(relaunch_[a-z0-9_]+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 
+def gateway_metrics() -> str:
+    replica = Replica("10.0.0.1", 30000, 30001)
+    member = Member(replica, relay=None)  # type: ignore[arg-type]
+    return metrics({replica: member}, router_up=True, generation=1).decode()
+
+
 @pytest.fixture(scope="module")
 def scrape() -> dict[str, list[dict[str, str]]]:
-    """Label sets by sample name, from real scrapes of a starting and of a ready supervisor."""
+    """Label sets by sample name, from real scrapes of a starting and of a ready supervisor, and of a gateway."""
     found: dict[str, list[dict[str, str]]] = {}
+    texts = [gateway_metrics()]
     for status in (fakes.starting(), fakes.ready()):
         with fakes.served(status, fakes.history(), gpus=fakes.nvml()) as address:
-            text = httpx.get(address + "/metrics", trust_env=False).text
+            texts.append(httpx.get(address + "/metrics", trust_env=False).text)
+    for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 # What Prometheus adds to each sample that it scrapes.
