@@ -269,7 +269,7 @@ class Engine:
         self._process.poll()
         while self.reap() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        self._shm.remove()
+        self._shm.remove(self.ever)
         return left
 
     def reap(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 SHM = Path("/dev/shm")
@@ -39,10 +40,14 @@ class ShmLedger:
             self._ours |= claimed
             self._save()
 
-    def remove(self) -> list[str]:
-        """Remove what is ours and still the same file. Call it when the tree is gone."""
+    def remove(self, ever: Collection[int] = ()) -> list[str]:
+        """Remove what is ours and still the same file. Call it when the tree is gone. ``ever``: the pids that it had;
+        a file that is newer than the tree and carries one of them (`sem.loky-<pid>-...`) was made by it, though it
+        died before anybody looked."""
         removed = []
-        for name, _ in sorted(self._ours & self._listing()):
+        listing = self._listing()
+        named = {(name, inode) for name, inode in listing - self._before if _pid_in(name) in ever}
+        for name, _ in sorted((self._ours | named) & listing):
             try:
                 (self._root / name).unlink()
                 removed.append(name)
@@ -72,6 +77,11 @@ class ShmLedger:
                 return {(entry.name, entry.inode()) for entry in entries if entry.is_file(follow_symlinks=False)}
         except OSError:
             return set()
+
+
+def _pid_in(name: str) -> int | None:
+    match = re.search(r"-(\d+)-", name)
+    return int(match[1]) if match else None
 
 
 def _open_inodes(pid: int, root: str) -> set[int]:

@@ -16,6 +16,7 @@ import pytest
 
 from entrypoint.engine import ports, process
 from entrypoint.engine.process import Ended, Engine
+from entrypoint.engine.shm import ShmLedger
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -200,3 +201,12 @@ async def test_it_is_known_whether_the_engine_was_dying_before_it_was_killed(spa
             await asyncio.sleep(0.005)
     await watched.engine.kill()
     assert watched.engine.failing is (victim is not None)
+
+
+def test_a_semaphore_whose_maker_died_before_anybody_looked_is_removed_by_its_pid(tmp_path: Path) -> None:
+    (tmp_path / "sem.loky-41-old").write_text("")
+    ledger = ShmLedger(tmp_path)
+    for name in ("sem.loky-41-a", "sem.loky-42-b", "sem.loky-b", "other-41"):
+        (tmp_path / name).write_text("")
+    assert ledger.remove({41}) == ["sem.loky-41-a"]
+    assert {path.name for path in tmp_path.iterdir()} == {"sem.loky-41-old", "sem.loky-42-b", "sem.loky-b", "other-41"}
