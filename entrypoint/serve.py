@@ -64,7 +64,7 @@ class Supervisor:
             backoff_max=settings.backoff_max,
             startup_timeout=settings.startup_timeout,
             drain_timeout=settings.drain_timeout,
-            drain_grace=min(2.0, settings.drain_timeout / 10),
+            drain_grace=settings.drain_grace,
             hold_on_give_up=settings.on_give_up == "hold",
         )
         self._lock = Lock(settings.state_dir)
@@ -94,11 +94,10 @@ class Supervisor:
             )
         self._lock.acquire()
         try:
-            sock = ports.bind(settings.control_host, settings.control_port)
-        except OSError as error:
-            refused = ports.refused(error, settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT")
+            sock = ports.claim(settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT")
+        except Stop:
             self._lock.release()
-            raise refused from None
+            raise
         process.become_subreaper()
         records = Records(settings.state_dir)
         app = control.build(self.status, records, settings.control_token, group=self._group.endpoint)

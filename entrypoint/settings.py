@@ -199,6 +199,11 @@ class Settings(BaseSettings):
         "info", "operations", "Least severe of relaunch's own log lines."
     )
 
+    @property
+    def drain_grace(self) -> float:
+        """Seconds of DRAIN_TIMEOUT in which `/readyz` already says no and everything still runs."""
+        return min(2.0, self.drain_timeout / 10)
+
     @field_validator("state_dir", mode="before")
     @classmethod
     def _state_dir(cls, value: Any) -> Any:

@@ -35,15 +35,18 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def require_free(host: str, port: int, setting: str) -> None:
-    """Raise Stop (69) when the port is taken, naming the owner where we may see it; Stop (78) for an address
-    that is not this machine's."""
+def claim(host: str, port: int, setting: str) -> socket.socket:
+    """As `bind`. Raises Stop (69) when the port is taken, naming the owner where we may see it; Stop (78) for an
+    address that is not this machine's."""
     try:
-        if is_free(host, port):
-            return
+        return bind(host, port)
     except OSError as error:
         raise refused(error, host, port, setting) from None
-    raise taken(port, setting)
+
+
+def require_free(host: str, port: int, setting: str) -> None:
+    """Raises Stop as `claim` does."""
+    claim(host, port, setting).close()
 
 
 def taken(port: int, setting: str) -> Stop:

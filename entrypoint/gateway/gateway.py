@@ -58,12 +58,7 @@ class Gateway:
             )
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
         self._router = Router(settings, self._environ, self._log)
-        try:
-            sock = ports.bind(settings.control_host, settings.control_port)
-        except OSError as error:
-            raise ports.refused(
-                error, settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT"
-            ) from None
+        sock = ports.claim(settings.control_host, settings.control_port, "RELAUNCH_CONTROL_PORT")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -104,7 +99,7 @@ class Gateway:
         self._log.info("draining")
         self._stop.clear()
         with contextlib.suppress(TimeoutError):  # a second signal shortens it
-            await asyncio.wait_for(self._stop.wait(), min(2.0, patience / 10))
+            await asyncio.wait_for(self._stop.wait(), self._settings.drain_grace)
         stopping = asyncio.create_task(self._router.stop(patience))
         again = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)

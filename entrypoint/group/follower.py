@@ -21,14 +21,12 @@ from ..watching import Alarm
 from . import address
 from .alone import Alone
 from .identity import cards, identity
-from .words import Answer, Card, End, Outcome, Refusal, Report, Standing, answer_from, report_to
+from .words import NEVER, Answer, Card, End, Outcome, Refusal, Report, Standing, answer_from, report_to
 
 if TYPE_CHECKING:
     import httpx
 
 BEAT = 0.5
-# Seconds, where there is nothing to count from.
-NEVER = 1e9
 FAREWELL_SECONDS = 5.0
 # Before the engine of a node that is being stopped is killed, and before that node goes.
 PARTING_SECONDS = 1.0

@@ -25,7 +25,7 @@ from ..watching import Alarm
 from .alone import Alone
 from .authority import Authority, HeardEnd, Rejected
 from .identity import identity
-from .words import Outcome, Refusal, answer_to, report_from
+from .words import NEVER, Outcome, Refusal, answer_to, report_from
 
 LOOK_EVERY = 0.2
 # Of a report: what a worker sends of its log (`follower.py`) is 24 MiB of JSON at the most.
@@ -33,8 +33,6 @@ MOST_BYTES = 40 << 20
 # Workers get this long to end their engine and say how it ended.
 END_PATIENCE = 45.0
 FAREWELL_SECONDS = 3.0
-# Seconds, where there is nothing to count from.
-NEVER = 1e9
 
 
 class Head(Alone):

@@ -11,6 +11,9 @@ from pydantic import TypeAdapter
 
 from ..plan import Plan
 
+# Seconds, where there is nothing to count from: JSON knows no infinity.
+NEVER = 1e9
+
 # Where a worker stands. ``waiting``: prepared, nothing of an older engine left, ready for the next epoch.
 Standing = Literal["preparing", "waiting", "running", "ended", "leaving", "gave_up"]
 # ``wait``: go on as you are; ``start``: spawn for this epoch; ``run``: the epoch is on; ``end``: it is over, end your

@@ -103,7 +103,7 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
         rank = support[0].rank if support else None
         evidence = (Evidence(0, text), *_evidence(support))
         verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
-        return replace(verdict, outside=text is _STOPPED)
+        return replace(verdict, outside=text == _STOPPED)
     if best is None:
         seen = [hit for hit in boot.hits if hit.cause == "none"][:3]
         return _verdict("none", observed.stage or boot.stage_of(""), None, 0.7, _evidence(seen), boot)

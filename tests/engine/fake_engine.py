@@ -14,8 +14,10 @@ import signal
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+
+from fake_http import JsonHandler
 
 PLAN = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
 _libc = ctypes.CDLL(None)
@@ -55,33 +57,23 @@ def flood() -> None:
         time.sleep(0.01)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     def do_GET(self) -> None:
         if self.path == "/server_info":
             port = int(sys.argv[sys.argv.index("--port") + 1])
             model = sys.argv[sys.argv.index("--model-path") + 1]
-            self._answer({"model_path": model, "port": port})
+            self.answer({"model_path": model, "port": port})
         else:
-            self._answer({})
+            self.answer({})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
         if PLAN.get("nan"):
-            self._answer({"embedding": [None, 1.0]})
+            self.answer({"embedding": [None, 1.0]})
         elif "embedding" in PLAN:
-            self._answer({"embedding": PLAN["embedding"]})
+            self.answer({"embedding": PLAN["embedding"]})
         else:
-            self._answer({"embedding": [0.6, 0.8]})
-
-    def _answer(self, body: dict) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.answer({"embedding": [0.6, 0.8]})
 
 
 def main() -> None:

@@ -17,7 +17,12 @@ import socket
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+
+from fake_http import JsonHandler
 
 PLAN = json.loads(os.environ.get("FAKE_NODE", "{}"))
 STEP = float(PLAN.get("stage_seconds", 0.4))
@@ -107,23 +112,13 @@ def scheduler(ready: int) -> None:
     os._exit(0)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     def do_GET(self) -> None:
-        self._answer({"model_path": flag("--model-path"), "port": int(flag("--port"))})
+        self.answer({"model_path": flag("--model-path"), "port": int(flag("--port"))})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
-        self._answer({"embedding": [0.6, 0.8]})
-
-    def _answer(self, body: dict) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer({"embedding": [0.6, 0.8]})
 
 
 def main() -> None:
