@@ -51,7 +51,7 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
 # The wheels' compiler and headers in the layout that FlashInfer expects, and a look into every installed binary:
 # is there code for this GPU, and do nvcc and the headers agree? A change elsewhere in entrypoint/ repeats neither.
 ARG SM=120
-RUN --mount=type=bind,source=entrypoint/cuda,target=/tmp/build/relaunch_cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
     PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_cuda.home /opt/relaunch/cuda \
     && CUDA_HOME=/opt/relaunch/cuda PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 \
         /opt/relaunch/venv/bin/python -m relaunch_cuda.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
@@ -60,7 +60,7 @@ ENV CUDA_HOME=/opt/relaunch/cuda
 # into the cache volume at the first start.
 ARG WARM=
 ARG WARM_JOBS=
-RUN --mount=type=bind,source=entrypoint/cuda,target=/tmp/build/relaunch_cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
     if [ -n "${WARM}" ]; then \
         PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 /opt/relaunch/venv/bin/python -m relaunch_cuda.bake \
             "${SM}" /var/cache/relaunch /opt/relaunch/warm "${WARM}" ${WARM_JOBS:+"${WARM_JOBS}"}; \

@@ -110,8 +110,9 @@ async def main(seconds: float, streams: list[int]) -> None:
     started = [subprocess.Popen([*own, str(port)]) for port in ports]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RELAUNCH_")} | {
         "RELAUNCH_REPLICAS": ",".join(f"127.0.0.1:{port}" for port in ports),
-        "RELAUNCH_PORT": str(gateway_port), "RELAUNCH_CONTROL_PORT": str(control),
-    }  # fmt: skip
+        "RELAUNCH_PORT": str(gateway_port),
+        "RELAUNCH_CONTROL_PORT": str(control),
+    }
     gateway = subprocess.Popen([sys.executable, "-P", "-m", "entrypoint", "gateway"], env=environ)
     try:
         while True:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from entrypoint import checkpoint_geometry, checkpoint_tensors
+from entrypoint.checkpoint import geometry as checkpoint_geometry
+from entrypoint.checkpoint import tensors as checkpoint_tensors
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "plan" / "configs" / "glm-5-nvfp4.json"
@@ -56,14 +57,17 @@ def _each(groups: list[checkpoint_tensors.Tensor]) -> Iterator[tuple[str, str, t
 def measure(directory: Path) -> dict[str, float]:
     """Read and plan in this process. Imports are counted apart, as every verb has them."""
     began = time.perf_counter()
-    from entrypoint import checkpoint, hardware, plan, settings
+    from entrypoint import plan
+    from entrypoint.checkpoint import checkpoint
+    from entrypoint.config import settings
+    from entrypoint.host import inventory
 
     imported = time.perf_counter()
-    gpus = tuple(hardware.Gpu(i, "RTX PRO 6000", 120, 97887 << 20, 97271 << 20) for i in range(8))
+    gpus = tuple(inventory.Gpu(i, "RTX PRO 6000", 120, 97887 << 20, 97271 << 20) for i in range(8))
     loaded = settings.load({"RELAUNCH_MODEL": str(directory)}, {})
     found = checkpoint.read(directory, model=str(directory))
     read = time.perf_counter()
-    made = plan.make(loaded, hardware.Inventory(gpus=gpus, host_memory_bytes=1 << 40), found)
+    made = plan.make(loaded, inventory.Inventory(gpus=gpus, host_memory_bytes=1 << 40), found)
     done = time.perf_counter()
     return {
         "tensors": found.tensors,

@@ -148,10 +148,16 @@ class Storm:
 
 
 FAKE_CONFIG = {
-    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512, "vocab_size": 100,
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
     "type_vocab_size": 2,
-}  # fmt: skip
+}
 FAKE_BEHAVIOUR = {"death_signal_after": 0.5, "dying_seconds": 5, "start_seconds": 0.2, "ignore_term": True}
 
 

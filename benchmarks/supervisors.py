@@ -34,10 +34,16 @@ PLAN = {"dying_seconds": 5, "start_seconds": 0.3, "death_signal_after": 1.0}
 PATIENCE = 40.0
 HANG_TIMEOUT = 5
 CONFIG = {
-    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512, "vocab_size": 100,
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
     "type_vocab_size": 2,
-}  # fmt: skip
+}
 
 
 def engines(port: int) -> list[psutil.Process]:
@@ -83,11 +89,17 @@ def relaunch(folder: Path, port: int, _: Path) -> subprocess.Popen[bytes]:
     (model / "config.json").write_text(json.dumps(CONFIG))
     environ = os.environ | {
         "FAKE_ENGINE": json.dumps(PLAN),
-        "RELAUNCH_MODEL": str(model), "RELAUNCH_DEVICE": "cpu", "RELAUNCH_ENGINE_ARGS": "--load-format dummy",
-        "RELAUNCH_PORT": str(port), "RELAUNCH_CONTROL_PORT": str(free_ports(1)[0]),
-        "RELAUNCH_STATE_DIR": str(folder / "state"), "RELAUNCH_CACHE_DIR": str(folder / "cache"),
-        "RELAUNCH_HANG_TIMEOUT": str(HANG_TIMEOUT), "RELAUNCH_MAX_RESTARTS": "100", "RELAUNCH_BACKOFF_MAX": "0",
-    }  # fmt: skip
+        "RELAUNCH_MODEL": str(model),
+        "RELAUNCH_DEVICE": "cpu",
+        "RELAUNCH_ENGINE_ARGS": "--load-format dummy",
+        "RELAUNCH_PORT": str(port),
+        "RELAUNCH_CONTROL_PORT": str(free_ports(1)[0]),
+        "RELAUNCH_STATE_DIR": str(folder / "state"),
+        "RELAUNCH_CACHE_DIR": str(folder / "cache"),
+        "RELAUNCH_HANG_TIMEOUT": str(HANG_TIMEOUT),
+        "RELAUNCH_MAX_RESTARTS": "100",
+        "RELAUNCH_BACKOFF_MAX": "0",
+    }
     return start([sys.executable, "-P", "-c", FAKE_SERVE], folder, environ)
 
 

@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from entrypoint import settings
-from entrypoint.weights import hashing, prepare, records, remembered
+from entrypoint.config import settings
+from entrypoint.weights import hashing, pins, prepare, records
 from entrypoint.weights.common import Entry, Manifest
-from entrypoint.weights.prove import Rules, prove
+from entrypoint.weights.verify import Rules, prove
 
 REPO, COMMIT = "bench/model", "c" * 40
 SHARDS, TENSORS, BYTES = 83, 2900, 4_800_000_000
@@ -70,7 +70,7 @@ def main() -> None:
             identity = hashing.identity(status)
             proven[path.name] = records.Proven(status.st_size, "sha256", digest, identity, time.time())
         manifest = Manifest(entries, "bench", closed=True)
-        remembered.save_manifest(state, REPO, COMMIT, manifest)
+        pins.save_manifest(state, REPO, COMMIT, manifest)
         records.save(state, records.Record(REPO, COMMIT, str(root), "bench", True, proven))
         loaded = settings.load(
             {"RELAUNCH_MODEL": REPO, "RELAUNCH_REVISION": COMMIT, "RELAUNCH_STATE_DIR": str(state)}, {}
@@ -97,8 +97,10 @@ def main() -> None:
                 spent.append(await boot())
             return spent
 
-        results: dict[str, Any] = {"terabytes": round(sum(e.size or 0 for e in entries.values()) / 1e12, 3),
-                                   "load": os.getloadavg()[0]}  # fmt: skip
+        results: dict[str, Any] = {
+            "terabytes": round(sum(e.size or 0 for e in entries.values()) / 1e12, 3),
+            "load": os.getloadavg()[0],
+        }
         warm = asyncio.run(boots(options.rounds, cold=False))
         results["recorded_warm_ms"] = [round(statistics.median(warm) * 1e3, 2), round(max(warm) * 1e3, 2)]
         if os.geteuid() == 0:

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from entrypoint import settings
+from entrypoint.config import settings
 from entrypoint.weights import prepare
 
 REPO = "bench/model"
@@ -46,14 +46,22 @@ def main() -> None:
         checkpoint(options.dir / "source" / REPO, shards=shards, rows=options.megabytes * 1024 // shards)
         hub = subprocess.Popen(
             [sys.executable, "-P", "-c", SERVE, str(TESTS), str(options.dir / "source")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert hub.stdout is not None
         url, commit = hub.stdout.readline().split()
 
         def environ(home: Path) -> dict[str, str]:
-            return {**os.environ, "HOME": str(options.dir), "HF_HOME": str(home), "HF_ENDPOINT": url,
-                    "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+            return {
+                **os.environ,
+                "HOME": str(options.dir),
+                "HF_HOME": str(home),
+                "HF_ENDPOINT": url,
+                "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+            }
 
         def ours(home: Path) -> None:
             given = {"RELAUNCH_MODEL": REPO, "RELAUNCH_REVISION": commit, "RELAUNCH_STATE_DIR": str(home / "state")}
@@ -73,10 +81,17 @@ def main() -> None:
                 times[name].append(time.perf_counter() - begin)
                 shutil.rmtree(home)
         medians = {name: statistics.median(values) for name, values in times.items()}
-        print(json.dumps({
-            "megabytes": options.megabytes, "load": os.getloadavg()[0], "seconds": times,
-            "hf_over_relaunch": round(medians["hf"] / medians["relaunch"], 2),
-        }, indent=1))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "megabytes": options.megabytes,
+                    "load": os.getloadavg()[0],
+                    "seconds": times,
+                    "hf_over_relaunch": round(medians["hf"] / medians["relaunch"], 2),
+                },
+                indent=1,
+            )
+        )
     finally:
         if hub is not None:
             hub.communicate("")

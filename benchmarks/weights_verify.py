@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from entrypoint.weights.common import Entry, Located, Manifest
-from entrypoint.weights.prove import Rules, prove
+from entrypoint.weights.verify import Rules, prove
 
 REPO, COMMIT = "bench/model", "c" * 40
 FILES = 8
@@ -71,10 +71,15 @@ class Listing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         rows = [
-            {"type": "file", "path": name, "size": size, "oid": "0" * 40,
-             "lfs": {"oid": digest, "size": size, "pointerSize": 134}}
+            {
+                "type": "file",
+                "path": name,
+                "size": size,
+                "oid": "0" * 40,
+                "lfs": {"oid": digest, "size": size, "pointerSize": 134},
+            }
             for name, (size, digest) in self.files.items()
-        ]  # fmt: skip
+        ]
         body = json.dumps(rows if "/tree/" in self.path else {"id": REPO, "sha": COMMIT, "siblings": []}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -122,9 +127,14 @@ def main() -> None:
         located = Located("hub", REPO, COMMIT, root, Manifest(entries, "bench", closed=True))
         sums = options.dir / "sums.json"
         sums.write_text(json.dumps({"files": {n: {"sha256": d, "size": s} for n, (s, d) in files.items()}}))
-        hub = {**os.environ, "HF_HOME": str(options.dir), "HF_HUB_CACHE": str(options.dir / "hub"),
-               "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-               "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+        hub = {
+            **os.environ,
+            "HF_HOME": str(options.dir),
+            "HF_HUB_CACHE": str(options.dir / "hub"),
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         venv = Path(sys.executable).parent
 
         def ours() -> None:
@@ -151,8 +161,10 @@ def main() -> None:
             subprocess.run(command, check=True, capture_output=True)
 
         methods: dict[str, Callable[[], None]] = {
-            "relaunch": ours, "openssl": lambda: openssl([p.resolve() for p in root.iterdir()]), "hf": hf,
-        }  # fmt: skip
+            "relaunch": ours,
+            "openssl": lambda: openssl([p.resolve() for p in root.iterdir()]),
+            "hf": hf,
+        }
         if not options.without_sglang:
             methods["sglang"] = sglang
         times: dict[str, list[float]] = {name: [] for name in methods}
@@ -166,15 +178,24 @@ def main() -> None:
                 times[name].append(time.perf_counter() - begin)
                 cpu[name].append(cpu_seconds() - used)
         medians = {name: statistics.median(values) for name, values in times.items()}
-        print(json.dumps({
-            "gigabytes": round(sum(s for s, _ in files.values()) / 1e9, 2), "cores": len(os.sched_getaffinity(0)),
-            "cold": options.cold, "load": os.getloadavg()[0], "seconds": times,
-            # What a method costs whatever else the machine does: its own user and system time.
-            "cpu_seconds_per_gb": {n: round(statistics.median(v) / total * 1e9, 3) for n, v in cpu.items()},
-            "gb_per_second": {n: round(total / 1e9 / s, 2) for n, s in medians.items()},
-            "relaunch_is_times_as_fast_as": {
-                n: round(s / medians["relaunch"], 3) for n, s in medians.items() if n != "relaunch"},
-        }, indent=1))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "gigabytes": round(sum(s for s, _ in files.values()) / 1e9, 2),
+                    "cores": len(os.sched_getaffinity(0)),
+                    "cold": options.cold,
+                    "load": os.getloadavg()[0],
+                    "seconds": times,
+                    # What a method costs whatever else the machine does: its own user and system time.
+                    "cpu_seconds_per_gb": {n: round(statistics.median(v) / total * 1e9, 3) for n, v in cpu.items()},
+                    "gb_per_second": {n: round(total / 1e9 / s, 2) for n, s in medians.items()},
+                    "relaunch_is_times_as_fast_as": {
+                        n: round(s / medians["relaunch"], 3) for n, s in medians.items() if n != "relaunch"
+                    },
+                },
+                indent=1,
+            )
+        )
     finally:
         server.shutdown()
         shutil.rmtree(options.dir)

@@ -106,23 +106,24 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _serve(_: argparse.Namespace) -> int:
-    from . import inputs, serve
+    from .config import loading
     from .plan import flags
+    from .supervisor import serve
 
-    loaded = inputs.load()
+    loaded = loading.load()
     flags.parse(loaded.settings.engine_args)
     return serve.run(loaded, os.environ)
 
 
 def _gateway(_: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
     from .gateway import gateway
 
-    return gateway.run(inputs.load(), os.environ)
+    return gateway.run(loading.load(), os.environ)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from .planning import plan_document
+    from .supervisor.planning import plan_document
 
     document, code = plan_document(os.environ)
     if arguments.json:
@@ -130,32 +131,33 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from .plan import explain
+        from .ui import plan_text
 
-        Console(highlight=False).print(explain.render(document))
+        Console(highlight=False).print(plan_text.render(document))
     return code
 
 
 def _weights(arguments: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
     from .weights import commands
 
-    loaded = inputs.load()
-    loaded = inputs.settle(loaded, inputs.inventory(loaded))
+    loaded = loading.load()
+    loaded = loading.resolve_preset(loaded, loading.inventory(loaded))
     document, code = commands.run(arguments.action, loaded, full=arguments.full)
     if arguments.json:
         _print(document)
     else:
-        from . import tables
+        from .ui import tables
 
         tables.weights(document)
     return code
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from . import doctor, tables
+    from .doctor import examine
+    from .ui import tables
 
-    document = doctor.examine(os.environ)
+    document = examine.examine(os.environ)
     if arguments.json:
         _print(document)
     else:
@@ -164,17 +166,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
     from .plan import flags
 
-    loaded = inputs.load()
+    loaded = loading.load()
     if not (loaded.settings.preset or loaded.settings.model):
-        loaded = inputs.settle(loaded, inputs.inventory(loaded))
+        loaded = loading.resolve_preset(loaded, loading.inventory(loaded))
     flags.parse(loaded.settings.engine_args)
     if arguments.json:
         _print(loaded.document())
     else:
-        from . import tables
+        from .ui import tables
 
         tables.config(loaded.document())
     return EXIT_OK
@@ -187,37 +189,37 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print(document)
     else:
-        from . import tables
+        from .ui import tables
 
         tables.explain(document)
     return EXIT_OK
 
 
 def _history(arguments: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
     from .state.post_mortems import history
 
-    state_dir = inputs.load().settings.state_dir
+    state_dir = loading.load().settings.state_dir
     if state_dir.exists() and not state_dir.is_dir():
         raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
     document = history(state_dir)
     if arguments.json:
         _print(document)
     else:
-        from . import tables
+        from .ui import tables
 
         tables.history(document)
     return EXIT_OK
 
 
 def _hardware(arguments: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
 
-    box = inputs.inventory(inputs.load())
+    box = loading.inventory(loading.load())
     if arguments.json:
         _print(box.document())
     else:
-        from . import tables
+        from .ui import tables
 
         tables.hardware(box)
     return EXIT_OK
@@ -226,10 +228,10 @@ def _hardware(arguments: argparse.Namespace) -> int:
 def _reset(arguments: argparse.Namespace) -> int:
     import shutil
 
-    from . import inputs
+    from .config import loading
     from .state.files import Lock
 
-    settings = inputs.load().settings
+    settings = loading.load().settings
     # A running supervisor would write back what is removed here.
     lock = Lock(settings.state_dir)
     lock.acquire()
@@ -252,7 +254,7 @@ def _reset(arguments: argparse.Namespace) -> int:
 
 
 def _warm(arguments: argparse.Namespace) -> int:
-    from . import warm
+    from .supervisor import warm
 
     document, code = warm.run(os.environ, arguments.sm, arguments.names, arguments.jobs, arguments.check)
     if arguments.json:
@@ -263,10 +265,10 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 
 def _restart(_: argparse.Namespace) -> int:
-    from . import inputs
+    from .config import loading
     from .state.files import Lock
 
-    state_dir = inputs.load().settings.state_dir
+    state_dir = loading.load().settings.state_dir
     pid = Lock.owner(state_dir)
     if pid is None:
         raise config_rejected(
@@ -278,14 +280,14 @@ def _restart(_: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from . import report
+    from .supervisor import report
 
     print(report.write(os.environ, report.output_path(arguments.output)))
     return EXIT_OK
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    from .completion import script
+    from .ui.completion import script
 
     sys.stdout.write(script(_parser(), arguments.shell))
     return EXIT_OK

@@ -1,6 +1,6 @@
 """Compare the engine command of two doors: the package's launcher, and the sources under this interpreter.
 
-    argv.py SOURCE LAUNCHER
+argv.py SOURCE LAUNCHER
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from typing import Any
 CARD = {"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm": 120}
 BOX = {
     "gpus": [{"index": i, **CARD, "total_bytes": 102641958912, "free_bytes": 102100000000} for i in range(8)],
-    "driver": "580.95.05", "cuda": "13.0", "host_memory_bytes": 1099511627776, "nvlink": False,
-}  # fmt: skip
+    "driver": "580.95.05",
+    "cuda": "13.0",
+    "host_memory_bytes": 1099511627776,
+    "nvlink": False,
+}
 
 
 def plan(command: list[str], settings: dict[str, str], pythonpath: str | None) -> dict[str, Any]:
@@ -49,8 +52,11 @@ def main() -> None:
         (work / "model/config.json").write_text(config)
         places = {"RELAUNCH_STATE_DIR": f"{work}/state", "RELAUNCH_CACHE_DIR": f"{work}/cache"}
         box = {"RELAUNCH_MODEL": f"{work}/model", "RELAUNCH_GPU_INVENTORY": f"{work}/box.json"}
-        for settings in (box, {**box, "RELAUNCH_ENGINE_ARGS": "--log-level debug"},
-                         {"RELAUNCH_PRESET": "rehearsal-generate"}):  # fmt: skip
+        for settings in (
+            box,
+            {**box, "RELAUNCH_ENGINE_ARGS": "--log-level debug"},
+            {"RELAUNCH_PRESET": "rehearsal-generate"},
+        ):
             here = essence(plan([sys.executable, "-P", "-m", "entrypoint"], {**settings, **places}, source))
             door = essence(plan([launcher], {**settings, **places}, None))
             if here != door:

@@ -6,7 +6,7 @@
 }:
 runCommand "relaunch-cuda" { nativeBuildInputs = [ stdenv.cc ]; } ''
   mkdir -p build $out
-  cp -r ${../entrypoint/cuda} build/relaunch_cuda
+  cp -r ${../entrypoint/kernels} build/relaunch_cuda
   PYTHONPATH=build PYTHONDONTWRITEBYTECODE=1 ${engine}/bin/python -m relaunch_cuda.home $out/home
   exit 0
 ''

@@ -1,5 +1,5 @@
 # NixOS: services.relaunch. The options below `settings` are the settings themselves (nix/settings.json is made from
-# entrypoint/settings.py), so that this page cannot fall behind.
+# entrypoint/config/settings.py), so that this page cannot fall behind.
 {
   config,
   lib,

@@ -1,6 +1,6 @@
 """Write nix/settings.json, the options of the NixOS module, from the settings' own records. A test holds it to them.
 
-    python -P scripts/nix_settings.py
+python -P scripts/nix_settings.py
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from entrypoint.settings import RECORDS, Settings
+from entrypoint.config.settings import RECORDS, Settings
 
 FILE = Path(__file__).parent.parent / "nix/settings.json"
 # The unit owns these two directories (StateDirectory=, CacheDirectory=).

@@ -31,8 +31,11 @@ GLIBC = (2, 35)
 def tags() -> dict[Tag, int]:
     """Tags that fit, with their rank: the lowest is the best."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC[1], 4, -1)] + ["linux_x86_64"]
-    legacy = {"manylinux_2_17_x86_64": "manylinux2014_x86_64", "manylinux_2_12_x86_64": "manylinux2010_x86_64",
-              "manylinux_2_5_x86_64": "manylinux1_x86_64"}  # fmt: skip
+    legacy = {
+        "manylinux_2_17_x86_64": "manylinux2014_x86_64",
+        "manylinux_2_12_x86_64": "manylinux2010_x86_64",
+        "manylinux_2_5_x86_64": "manylinux1_x86_64",
+    }
     platforms = [name for platform in platforms for name in (platform, legacy.get(platform)) if name]
     fitting = [*cpython_tags(PYTHON, platforms=platforms), *compatible_tags(PYTHON, "cp312", platforms)]
     return {tag: rank for rank, tag in reversed(list(enumerate(fitting)))}
@@ -56,9 +59,20 @@ def choose(files: Iterable[str]) -> str:
 def resolved(lock: Path, uv: str) -> list[dict[str, Any]]:
     """Packages of the lock with their files' addresses, as uv reports them (PEP 751)."""
     command = [
-        uv, "pip", "compile", "--quiet", "--no-deps", "--no-header", "--format", "pylock.toml",
-        "--python-version", "3.12", "--python-platform", f"x86_64-manylinux_2_{GLIBC[1]}", str(lock),
-    ]  # fmt: skip
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-deps",
+        "--no-header",
+        "--format",
+        "pylock.toml",
+        "--python-version",
+        "3.12",
+        "--python-platform",
+        f"x86_64-manylinux_2_{GLIBC[1]}",
+        str(lock),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     packages: list[dict[str, Any]] = tomllib.loads(done.stdout)["packages"]
     return packages

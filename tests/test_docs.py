@@ -14,7 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from entrypoint import errors, presets, settings
+from entrypoint import errors
+from entrypoint.config import presets, settings
 from entrypoint.gateway.members import Member, metrics
 from entrypoint.gateway.replicas import Replica
 

@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 GIB = 1 << 30
-LEAST = ("baseline_free", "free_after_load", "kv_bytes", "kv_tokens", "max_total_num_tokens", "free_after_pool",
-         "free_after_graphs", "available_gpu_mem")  # fmt: skip
+LEAST = (
+    "baseline_free",
+    "free_after_load",
+    "kv_bytes",
+    "kv_tokens",
+    "max_total_num_tokens",
+    "free_after_pool",
+    "free_after_graphs",
+    "available_gpu_mem",
+)
 
 
 def compare(plan: Mapping[str, Any], readings: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

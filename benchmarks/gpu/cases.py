@@ -49,8 +49,13 @@ class Case:
     graphs: bool = False
 
 
-_FIXED = {"MEM_FRACTION_STATIC": "0.8", "CHUNKED_PREFILL_SIZE": "2048", "CUDA_GRAPH_MAX_BS": "8",
-          "MAX_RUNNING_REQUESTS": "16", "CONTEXT_LENGTH": "32768"}  # fmt: skip
+_FIXED = {
+    "MEM_FRACTION_STATIC": "0.8",
+    "CHUNKED_PREFILL_SIZE": "2048",
+    "CUDA_GRAPH_MAX_BS": "8",
+    "MAX_RUNNING_REQUESTS": "16",
+    "CONTEXT_LENGTH": "32768",
+}
 _FP8 = {"KV_CACHE_DTYPE": "fp8_e4m3", "CHUNKED_PREFILL_SIZE": "8192", "CUDA_GRAPH_MAX_BS": "32"}
 _SMALL = {"CUDA_GRAPH_MAX_BS": "8", "CONTEXT_LENGTH": "32768"}
 _LLAMA_GIB = 15.02  # its weights
@@ -65,25 +70,73 @@ def table(minute: float, card: float) -> list[Case]:
     room = (("ready", 0.0), ("long", 0.0), ("chunks", 16.0), ("mixed", minute))
     return [
         Case("glm-plan-tp2", "plan", glm, (("ready", 0), ("long", 60000)), {"TP": "2"}, gpus=2, seconds=110),
-        Case("llama-plan-tp2", "plan", llama, (("ready", 0), ("kill", 1), ("stop", 1)),
-             {"TP": "2", "HANG_TIMEOUT": "15s"}, gpus=2, seconds=180, ends=2),
-        Case("glm-fp8-tp2", "plan", glm, (("ready", 0), ("kill", 1)), {"TP": "2", "KV_CACHE_DTYPE": "fp8_e4m3"},
-             lean_args=_FP8_DSA, gpus=2, seconds=150, ends=1),
-        Case("qwen-plan-tp2", "plan", qwen, (("kill_loading", 1), ("ready", 0)), {"TP": "2"}, gpus=2, seconds=120,
-             ends=1),
+        Case(
+            "llama-plan-tp2",
+            "plan",
+            llama,
+            (("ready", 0), ("kill", 1), ("stop", 1)),
+            {"TP": "2", "HANG_TIMEOUT": "15s"},
+            gpus=2,
+            seconds=180,
+            ends=2,
+        ),
+        Case(
+            "glm-fp8-tp2",
+            "plan",
+            glm,
+            (("ready", 0), ("kill", 1)),
+            {"TP": "2", "KV_CACHE_DTYPE": "fp8_e4m3"},
+            lean_args=_FP8_DSA,
+            gpus=2,
+            seconds=150,
+            ends=1,
+        ),
+        Case(
+            "qwen-plan-tp2", "plan", qwen, (("kill_loading", 1), ("ready", 0)), {"TP": "2"}, gpus=2, seconds=120, ends=1
+        ),
         Case("llama-plan", "room", llama, room, seconds=170),
         Case("glm-plan", "room", glm, room, seconds=170),
-        Case("memory-held-tp2", "healing", llama, (("hold", 60), ("ready", 0)), {"TP": "2", **_SMALL}, gpus=2,
-             seconds=150, ends=1),
-        Case("kill-and-stop", "healing", llama, (("ready", 0), ("kill", 0), ("stop", 0)),
-             {**_SMALL, "HANG_TIMEOUT": "15s"}, seconds=200, ends=2),
-        Case("dies-at-the-kv-pool", "healing", llama, (("ready", 0), ("stable", 0), ("again", 0)), _SMALL, skew=0.075,
-             seconds=200, ends=1),
+        Case(
+            "memory-held-tp2",
+            "healing",
+            llama,
+            (("hold", 60), ("ready", 0)),
+            {"TP": "2", **_SMALL},
+            gpus=2,
+            seconds=150,
+            ends=1,
+        ),
+        Case(
+            "kill-and-stop",
+            "healing",
+            llama,
+            (("ready", 0), ("kill", 0), ("stop", 0)),
+            {**_SMALL, "HANG_TIMEOUT": "15s"},
+            seconds=200,
+            ends=2,
+        ),
+        Case(
+            "dies-at-the-kv-pool",
+            "healing",
+            llama,
+            (("ready", 0), ("stable", 0), ("again", 0)),
+            _SMALL,
+            skew=0.075,
+            seconds=200,
+            ends=1,
+        ),
         Case("qwen-plan", "room", qwen, room, seconds=170),
         Case("memory-held", "healing", llama, (("hold", 9), ("ready", 0)), _SMALL, seconds=120, ends=1),
-        Case("dies-in-a-long-prefill", "healing", llama, (("ready", 0), ("heal_long", 30000)),
-             {**_SMALL, "CHUNKED_PREFILL_SIZE": "32768", "MEM_FRACTION_STATIC": "0.6"}, skew=0.385, seconds=180,
-             ends=1),
+        Case(
+            "dies-in-a-long-prefill",
+            "healing",
+            llama,
+            (("ready", 0), ("heal_long", 30000)),
+            {**_SMALL, "CHUNKED_PREFILL_SIZE": "32768", "MEM_FRACTION_STATIC": "0.6"},
+            skew=0.385,
+            seconds=180,
+            ends=1,
+        ),
         Case("too-small", "healing", llama, _READY, narrow, skew=-2.8 / free, seconds=110, ends=1),
         Case("fraction-refused", "healing", llama, (), {"MEM_FRACTION_STATIC": "0.99"}, seconds=10, refused=78),
         Case("llama-default", "room", llama, bare=True, seconds=40),
@@ -104,4 +157,4 @@ def table(minute: float, card: float) -> list[Case]:
         Case("oss-small", "plan", oss, settings=_SMALL),
         Case("linear-fixed", "plan", linear, settings=_FIXED, seconds=100),
         Case("linear-small", "plan", linear, settings=_SMALL, seconds=100),
-    ]  # fmt: skip
+    ]

@@ -84,9 +84,17 @@ class Proof:
     def _lane(self, case: Case, gpus: tuple[int, ...]) -> None:
         began = time.monotonic()
         print(f"{began - self.began:6.1f} {case.name} on GPU {gpus}", flush=True)
-        result: dict[str, Any] = {"name": case.name, "section": case.section, "model": case.model, "gpus": len(gpus),
-                                  "settings": dict(case.settings), "skew": case.skew, "steps": [], "ok": False,
-                                  "error": None}  # fmt: skip
+        result: dict[str, Any] = {
+            "name": case.name,
+            "section": case.section,
+            "model": case.model,
+            "gpus": len(gpus),
+            "settings": dict(case.settings),
+            "skew": case.skew,
+            "steps": [],
+            "ok": False,
+            "error": None,
+        }
         memory = GpuMemory(gpus)
         try:
             if case.bare:
@@ -175,8 +183,17 @@ class Proof:
         model, args, environment = self._model(case)
         args = args.replace(NO_PREFILL_GRAPHS, "")  # it would change the engine's own fraction
         port = free_port(31000 + 2000 * gpus[0])
-        command = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port),
-                   *args.split()]  # fmt: skip
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(model),
+            "--port",
+            str(port),
+            *args.split(),
+        ]
         environ = {**os.environ, **environment, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         folder = self.out / "cases" / case.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,9 +260,12 @@ def _box() -> tuple[dict[str, Any], list[int]]:
     count = pynvml.nvmlDeviceGetCount()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     memory, name = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetName(handle)
-    described = {"gpu": f"{count} x {name} of {memory.total >> 20} MiB", "driver": pynvml.nvmlSystemGetDriverVersion(),
-                 "sm": ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
-                 "engine": f"sglang {version('sglang')}, torch {version('torch')}"}  # fmt: skip
+    described = {
+        "gpu": f"{count} x {name} of {memory.total >> 20} MiB",
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "sm": ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
+        "engine": f"sglang {version('sglang')}, torch {version('torch')}",
+    }
     return described, list(range(count))
 
 

@@ -21,8 +21,21 @@ def markdown(results: Iterable[Result], box: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-_PLAN = ("case", "fraction", "KV dtype", "chunk", "graphs to", "weights", "error", "KV tokens planned", "read", "error",
-         "free after pool", "graphs", "free at ready")  # fmt: skip
+_PLAN = (
+    "case",
+    "fraction",
+    "KV dtype",
+    "chunk",
+    "graphs to",
+    "weights",
+    "error",
+    "KV tokens planned",
+    "read",
+    "error",
+    "free after pool",
+    "graphs",
+    "free at ready",
+)
 
 
 def _plan(rows: list[Result]) -> list[tuple[Any, ...]]:
@@ -34,10 +47,22 @@ def _plan(rows: list[Result]) -> list[tuple[Any, ...]]:
         lines = account["lines"]
         tokens = lines["KV tokens"]
         found.append(
-            (row["name"], account["fraction"], account["kv_dtype"], account["chunk"], account["graph_bs"],
-             _pair(lines["weights"]), lines["weights"]["error"], tokens["planned"], tokens["read"], tokens["error"],
-             _pair(lines["free after the pool"]), _pair(lines["graphs"]), _pair(lines["free at ready"]))
-        )  # fmt: skip
+            (
+                row["name"],
+                account["fraction"],
+                account["kv_dtype"],
+                account["chunk"],
+                account["graph_bs"],
+                _pair(lines["weights"]),
+                lines["weights"]["error"],
+                tokens["planned"],
+                tokens["read"],
+                tokens["error"],
+                _pair(lines["free after the pool"]),
+                _pair(lines["graphs"]),
+                _pair(lines["free at ready"]),
+            )
+        )
     return found
 
 

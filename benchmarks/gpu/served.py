@@ -72,8 +72,17 @@ class GpuMemory:
 class Served:
     """Starts at once. Times are seconds since the start of this object unless said otherwise."""
 
-    def __init__(self, folder: Path, cache: Path, gpus: tuple[int, ...], port: int, settings: Mapping[str, str],
-                 environment: Mapping[str, str], deadline: float, skew: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        cache: Path,
+        gpus: tuple[int, ...],
+        port: int,
+        settings: Mapping[str, str],
+        environment: Mapping[str, str],
+        deadline: float,
+        skew: float = 0.0,
+    ) -> None:
         self.port, self.control, self.deadline = port, port + 1, deadline
         self.state, self.log_path = folder / "state", folder / f"serve-{time.monotonic_ns()}.log"
         self.readings: dict[str, dict[str, float]] = {}
@@ -85,8 +94,12 @@ class Served:
         self.peaks.mkdir(parents=True, exist_ok=True)
         environ["PROOF_PEAK"] = str(self.peaks)
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        environ |= {"RELAUNCH_STATE_DIR": str(self.state), "RELAUNCH_CACHE_DIR": str(cache),
-                    "RELAUNCH_PORT": str(self.port), "RELAUNCH_CONTROL_PORT": str(self.control)}  # fmt: skip
+        environ |= {
+            "RELAUNCH_STATE_DIR": str(self.state),
+            "RELAUNCH_CACHE_DIR": str(cache),
+            "RELAUNCH_PORT": str(self.port),
+            "RELAUNCH_CONTROL_PORT": str(self.control),
+        }
         environ |= {f"RELAUNCH_{name}": value for name, value in settings.items()}
         environ |= environment
         how = ["-m", "entrypoint", "serve"]

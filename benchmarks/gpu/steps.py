@@ -223,8 +223,17 @@ def again(bench: Bench, _: float) -> dict[str, Any]:
 
 
 STEPS: dict[str, Callable[[Bench, float], dict[str, Any]]] = {
-    "ready": ready, "long": long, "heal_long": heal_long, "chunks": chunks, "mixed": mixed, "kill": kill, "stop": stop,
-    "kill_loading": kill_loading, "hold": hold, "stable": stable, "again": again,
-}  # fmt: skip
+    "ready": ready,
+    "long": long,
+    "heal_long": heal_long,
+    "chunks": chunks,
+    "mixed": mixed,
+    "kill": kill,
+    "stop": stop,
+    "kill_loading": kill_loading,
+    "hold": hold,
+    "stable": stable,
+    "again": again,
+}
 
 __all__ = ["STEPS", "Bench", "Failed"]

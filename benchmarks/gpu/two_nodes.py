@@ -44,18 +44,25 @@ class Nodes:
 
     def start(self, rank: int) -> Served:
         settings = {
-            "MODEL": str(self.model), "ENGINE_ARGS": ARGS, "CUDA_GRAPH_MAX_BS": "8", self.parallel: "2",
+            "MODEL": str(self.model),
+            "ENGINE_ARGS": ARGS,
+            "CUDA_GRAPH_MAX_BS": "8",
+            self.parallel: "2",
             "TP" if self.parallel == "PP" else "PP": "1",
-            "NNODES": "2", "NODE_RANK": str(rank), "DIST_INIT_ADDR": f"127.0.0.1:{self.rendezvous}",
-            "GROUP_HEAD": f"127.0.0.1:{self.port + 1}", "CONTROL_TOKEN": "proof", "HANG_TIMEOUT": f"{HANG_TIMEOUT}s",
-            "BACKOFF_INITIAL": "1s", "MAX_RESTARTS": "20", "LOG_LEVEL": "debug",
-        }  # fmt: skip
+            "NNODES": "2",
+            "NODE_RANK": str(rank),
+            "DIST_INIT_ADDR": f"127.0.0.1:{self.rendezvous}",
+            "GROUP_HEAD": f"127.0.0.1:{self.port + 1}",
+            "CONTROL_TOKEN": "proof",
+            "HANG_TIMEOUT": f"{HANG_TIMEOUT}s",
+            "BACKOFF_INITIAL": "1s",
+            "MAX_RESTARTS": "20",
+            "LOG_LEVEL": "debug",
+        }
         folder = self.out / f"node{rank}"
         folder.mkdir(exist_ok=True)
         port = self.port if rank == 0 else self.other_port
-        return Served(
-            folder, self.out / "cache", (self.gpus[rank],), port, settings, QUIET, time.monotonic() + 3600
-        )
+        return Served(folder, self.out / "cache", (self.gpus[rank],), port, settings, QUIET, time.monotonic() + 3600)
 
     def until(self, condition: Callable[[], bool], seconds: float, what: str) -> float:
         began = time.monotonic()
@@ -81,10 +88,13 @@ class Nodes:
             node.read()
         plan = self.nodes[0].get("/plan")[1]
         return {
-            "seconds": took, "boots": self.boots(), "generates": self.nodes[0].generate([1, 2, 3] * 20, 16),
-            "planned_tokens": plan["max_total_tokens"], "per_gpu": plan["per_gpu"],
+            "seconds": took,
+            "boots": self.boots(),
+            "generates": self.nodes[0].generate([1, 2, 3] * 20, 16),
+            "planned_tokens": plan["max_total_tokens"],
+            "per_gpu": plan["per_gpu"],
             "read": [node.readings for node in self.nodes],
-        }  # fmt: skip
+        }
 
     def hurt(self, rank: int, victim: str, sig: signal.Signals) -> dict[str, Any]:
         """Kill or stop; how long until both ended, until both were spawned again, until both were ready."""
@@ -111,12 +121,13 @@ class Nodes:
         result |= {
             "old_ranks_alive_at_respawn": alive,
             "boots_more": [now - was for now, was in zip(self.boots(), before, strict=True)],
-            "causes": [m["cause"] for m in mortems], "first_node": [m.get("node") for m in mortems],
+            "causes": [m["cause"] for m in mortems],
+            "first_node": [m.get("node") for m in mortems],
             "after_seconds": [
                 {rank: told["after_seconds"] for rank, told in m.get("nodes", {}).items()} for m in mortems
             ],
             "generates": self.nodes[0].generate([5, 6, 7], 8),
-        }  # fmt: skip
+        }
         if alive or result["boots_more"] != [1, 1] or not result["generates"]:
             raise Failed(f"the group did not come back once and together: {json.dumps(result)}")
         return result

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from .gpus import Gpus
+from ..host.gpu_load import Gpus
 from .snapshot import snapshot
 from .status import Status
 from .stream import Stream

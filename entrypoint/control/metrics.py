@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from .. import __version__
 from ..engine.command import package_version
 from ..healing.machine import Phase
+from ..host.gpu_load import GpuReading
 from . import actual
-from .gpus import GpuReading
 from .status import Status
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

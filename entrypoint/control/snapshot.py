@@ -9,18 +9,26 @@ from datetime import datetime
 from typing import Any
 
 from .. import __version__
-from ..words import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
+from ..host.gpu_load import GpuReading
+from ..ui.labels import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
 from . import actual
-from .gpus import GpuReading
 from .status import Status
 
 # In the order in which the account is printed and drawn.
 LINES = ("baseline", "weights", "kv", "graph", "activation", "runtime", "margin", "free")
 RESTARTS_SHOWN = 10
 _PLAN_FACTS = (
-    "mem_fraction_static", "max_total_tokens", "context_length", "max_running_requests", "chunked_prefill_size",
-    "cuda_graph_max_bs", "kv_cache_dtype", "attention_backend", "moe_runner_backend", "fp4_gemm_backend",
-)  # fmt: skip
+    "mem_fraction_static",
+    "max_total_tokens",
+    "context_length",
+    "max_running_requests",
+    "chunked_prefill_size",
+    "cuda_graph_max_bs",
+    "kv_cache_dtype",
+    "attention_backend",
+    "moe_runner_backend",
+    "fp4_gemm_backend",
+)
 
 Document = dict[str, Any]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..cuda import kernels
-from ..hardware import Inventory
+from ..config.settings import PREFIX, Loaded
+from ..host.inventory import Inventory
+from ..kernels import kernels
 from ..plan import Plan
-from ..settings import PREFIX, Loaded
 
 MARK = "RELAUNCH_RUN_ID"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from ..host.shm import ShmLedger
 from . import process
-from .shm import ShmLedger
 
 # A leftover that would not die in this many seconds is left to the checks that follow.
 PATIENCE = 30.0

@@ -16,9 +16,21 @@ from ..units import GIB
 from .lines import Line, strip_ansi, unwrap
 
 __all__ = [
-    "STAGES", "TAXONOMY_STAGE", "Event", "FatalText", "FiredUp", "LogParser", "Progress", "Reading",
-    "StageBegun", "StageEnded", "TokenActivity", "is_configuration", "mark_of", "strip_ansi",
-]  # fmt: skip
+    "STAGES",
+    "TAXONOMY_STAGE",
+    "Event",
+    "FatalText",
+    "FiredUp",
+    "LogParser",
+    "Progress",
+    "Reading",
+    "StageBegun",
+    "StageEnded",
+    "TokenActivity",
+    "is_configuration",
+    "mark_of",
+    "strip_ansi",
+]
 
 STAGES = ("imports", "distributed", "loading", "kv_pool", "autotune", "graphs", "warmup", "serving")
 
@@ -254,9 +266,7 @@ class LogParser:
             self.fired_up = True
             yield FiredUp()
 
-    def _end(
-        self, writer: str, rank: int | None, stage: str, elapsed: re.Match[str] | None, now: float
-    ) -> StageEnded:
+    def _end(self, writer: str, rank: int | None, stage: str, elapsed: re.Match[str] | None, now: float) -> StageEnded:
         began = self._began.pop((writer, stage), now)
         return StageEnded(stage, rank, float(elapsed[1]) if elapsed else now - began, now)
 

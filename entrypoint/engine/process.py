@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from ..host.shm import ShmLedger
 from .command import MARK
-from .shm import ShmLedger
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..host.kernel_log import HostSigns
 from . import log
-from .host_signs import HostSigns
 from .process import Ended, Engine
 from .scrub import Scrubber
 
@@ -35,10 +35,10 @@ class Run:
     ends: list[Ended] = field(default_factory=list)
     heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
-    signs: HostSigns = field(default_factory=HostSigns)
+    kernel_evidence: HostSigns = field(default_factory=HostSigns)
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
-    sign: float | None = None  # the first sign of its end
+    failure_started_at: float | None = None  # monotonic seconds of the first evidence that it is ending
 
     def __post_init__(self) -> None:
         self._parser = log.LogParser()
@@ -79,10 +79,10 @@ class Run:
         self.ends.append(ended)
         self.on_end(ended)
 
-    def ending(self) -> None:
+    def mark_failing(self) -> None:
         """A sign that the run ends; the first one counts."""
-        if self.sign is None:
-            self.sign = time.monotonic()
+        if self.failure_started_at is None:
+            self.failure_started_at = time.monotonic()
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage, the one under way included."""

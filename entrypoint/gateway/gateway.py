@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from ..config.settings import Loaded
 from ..control import app as control
 from ..control.metrics import CONTENT_TYPE
-from ..engine import ports
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
-from ..logs import Log
-from ..settings import Loaded
+from ..host import ports
+from ..supervisor.logs import Log
 from . import app, members, probe, replicas
 from .members import Member
 from .relay import Relay
@@ -240,9 +240,12 @@ class Gateway:
         else:
             phase, reason = "READY", None
         return {
-            "ready": phase == "READY", "phase": phase, "reason": reason,
-            "replicas_ready": serving, "replicas": len(self._members),
-        }  # fmt: skip
+            "ready": phase == "READY",
+            "phase": phase,
+            "reason": reason,
+            "replicas_ready": serving,
+            "replicas": len(self._members),
+        }
 
     def document(self) -> dict[str, Any]:
         rows = [member.document(self._router.generation) for _, member in sorted(self._members.items())]

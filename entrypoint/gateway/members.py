@@ -58,9 +58,7 @@ class Member:
 
 def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: int) -> bytes:
     """The gateway's own families, in Prometheus' text."""
-    ready = GaugeMetricFamily(
-        "relaunch_gateway_replica_ready", "1 when the replica gets requests.", labels=["replica"]
-    )
+    ready = GaugeMetricFamily("relaunch_gateway_replica_ready", "1 when the replica gets requests.", labels=["replica"])
     in_flight = GaugeMetricFamily("relaunch_gateway_in_flight_requests", "Requests under way.", labels=["replica"])
     requests = CounterMetricFamily("relaunch_gateway_requests", "Requests sent to the replica.", labels=["replica"])
     taken = CounterMetricFamily(

@@ -57,9 +57,7 @@ class Relay:
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Request(self.own, self._fleet), "127.0.0.1", 0, backlog=1024
-        )
+        self._server = await loop.create_server(lambda: _Request(self.own, self._fleet), "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from ..config.settings import Settings
 from ..engine.lines import strip_ansi
 from ..engine.process import die_with_parent
-from ..logs import Log
-from ..settings import Settings
+from ..supervisor.logs import Log
 from .probe import get
 
 # Seconds: to listen after the spawn, between two looks at a router that serves, and for an answer of it.
@@ -254,5 +254,3 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-

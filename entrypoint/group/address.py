@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import socket
 
+from ..config.settings import Settings
 from ..errors import config_rejected
-from ..settings import Settings
 
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 

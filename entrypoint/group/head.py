@@ -12,20 +12,20 @@ from dataclasses import fields, replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from ..diagnosis import Diagnosis, Finding, Patient
+from ..config.settings import Loaded
 from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..hardware import Gpu, Inventory
 from ..healing import machine
-from ..launch import Launch, Prepared
+from ..host.inventory import Gpu, Inventory
 from ..plan import Change
-from ..settings import Loaded
-from ..watching import Alarm
-from .alone import Alone
-from .authority import Authority, HeardEnd, Rejected
+from ..supervisor.diagnosis import Diagnosis, FailedRun, NodeEvidence
+from ..supervisor.launch import Launch, Prepared
+from ..supervisor.monitors import Alarm
+from ..supervisor.single_node import SingleNode
+from .coordinator import Coordinator, HeardEnd, Rejected
 from .identity import identity
-from .words import NEVER, Outcome, Refusal, answer_to, report_from
+from .messages import NEVER, Outcome, Refusal, answer_to, report_from
 
 LOOK_EVERY = 0.2
 # Of a report: what a worker sends of its log (`follower.py`) is 24 MiB of JSON at the most.
@@ -35,7 +35,7 @@ END_PATIENCE = 45.0
 FAREWELL_SECONDS = 3.0
 
 
-class Head(Alone):
+class Head(SingleNode):
     """``on_alarm`` tells the supervisor why a run is about to end; ``on_wait`` whom a start waits for."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Head(Alone):
     ) -> None:
         super().__init__(launch, diagnosis)
         settings = loaded.settings
-        self._authority = Authority(settings.nnodes, settings.hang_timeout, uuid.uuid4().hex)
+        self._authority = Coordinator(settings.nnodes, settings.hang_timeout, uuid.uuid4().hex)
         self._on_alarm, self._on_wait = on_alarm, on_wait
         self._run: Run | None = None
         self._leaving = asyncio.Event()  # a worker says that it is being stopped
@@ -145,23 +145,30 @@ class Head(Alone):
     def ready(self) -> None:
         self._authority.ready = True
 
-    def ending(self) -> None:
+    def mark_failing(self) -> None:
         self._authority.end()
 
-    async def diagnose(self, patient: Patient, loaded: Loaded) -> machine.Diagnosed:
+    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> machine.Diagnosed:
         began = time.monotonic()
         while self._authority.owing(time.monotonic()) and time.monotonic() - began < END_PATIENCE:
             await asyncio.sleep(LOOK_EVERY / 4)
         others = [_finding(rank, heard) for rank, heard in self._authority.ends.items()]
-        others += [_vanished(rank, *gone, patient) for rank, gone in self._authority.vanished(time.monotonic()).items()]
-        found = await self.diagnosis.examine(patient, loaded, others)
+        others += [_vanished(rank, *gone, failed) for rank, gone in self._authority.vanished(time.monotonic()).items()]
+        found = await self.diagnosis.examine(failed, loaded, others)
         told = self.diagnosis
         self._authority.conclude(
             Outcome(
-                found.cause, found.reason, found.next_step, found.exit_code, found.retry, told.node,
-                told.repair, told.clear_jit_cache, told.wait_for_memory,
+                found.cause,
+                found.reason,
+                found.next_step,
+                found.exit_code,
+                found.retry,
+                told.node,
+                told.repair,
+                told.clear_jit_cache,
+                told.wait_for_memory,
             )
-        )  # fmt: skip
+        )
         if told.node != 0:
             told.repair = None  # that node's to do
         return found
@@ -179,28 +186,26 @@ class Head(Alone):
             await asyncio.sleep(LOOK_EVERY)
 
 
-def _finding(rank: int, heard: HeardEnd) -> Finding:
+def _finding(rank: int, heard: HeardEnd) -> NodeEvidence:
     from ..healing.classify import Observed
 
     end = heard.end
     # Another version may observe more than this one knows.
     observed = {each.name: end.observed[each.name] for each in fields(Observed) if each.name in end.observed}
     observed["xids"] = tuple(observed.get("xids", ()))
-    return Finding(
+    return NodeEvidence(
         rank, heard.at, end.own, end.lines, Observed(**observed), end.exit_code, end.alarm, end.stages, end.readings
     )
 
 
-def _vanished(rank: int, at: float, words: str, patient: Patient) -> Finding:
+def _vanished(rank: int, at: float, words: str, failed: FailedRun) -> NodeEvidence:
     """A node that went before it could say anything: what our own ranks then say of it is only an echo."""
     from ..healing.classify import Observed
 
-    stage = TAXONOMY_STAGE.get(patient.run.stage, patient.run.stage)
-    return Finding(rank, at, True, (words,), Observed(stage=stage), None, words, {}, {})
+    stage = TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage)
+    return NodeEvidence(rank, at, True, (words,), Observed(stage=stage), None, words, {}, {})
 
 
 def _count(cards: list[tuple[str, int]]) -> str:
     names = dict.fromkeys(name for name, _ in cards)
     return " and ".join(f"{sum(name == n for n, _ in cards)} x {name}" for name in names) or "no GPU"
-
-

@@ -6,10 +6,10 @@ import hashlib
 import json
 
 from .. import __version__
-from ..hardware import Inventory
-from ..launch import Prepared
+from ..host.inventory import Inventory
 from ..plan import flags
-from .words import Card
+from ..supervisor.launch import Prepared
+from .messages import Card
 
 # Each node's engine reads these from its own environment, and what they say of the stages must fit together.
 _STAGES = ("SGLANG_PP_LAYER_PARTITION", "SGLANG_ENABLE_PP_SPEC")

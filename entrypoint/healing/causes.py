@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .literals import needed
+from .prefilter import needed
 
 
 @dataclass(frozen=True)

@@ -215,9 +215,17 @@ def _verdict(
     entry = catalogue().causes[cause]
     numbers = {name: value for name, value in boot.numbers.items() if name != "exit_code" or cause != "none"}
     return Verdict(
-        cause, entry.action, stage or (None if cause == "none" else entry.stage), rank, round(confidence, 2), evidence,
-        entry.summary, entry.next_step, numbers, tuple(boot.files),
-    )  # fmt: skip
+        cause,
+        entry.action,
+        stage or (None if cause == "none" else entry.stage),
+        rank,
+        round(confidence, 2),
+        evidence,
+        entry.summary,
+        entry.next_step,
+        numbers,
+        tuple(boot.files),
+    )
 
 
 def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:

@@ -142,9 +142,20 @@ class Tick:
 
 
 Event = (
-    Prepared | Planned | Refused | FiredUp | ProbePassed | EngineEnded | Unhealthy | TreeGone | Diagnosed
-    | Recovered | StopRequested | RestartRequested | Tick
-)  # fmt: skip
+    Prepared
+    | Planned
+    | Refused
+    | FiredUp
+    | ProbePassed
+    | EngineEnded
+    | Unhealthy
+    | TreeGone
+    | Diagnosed
+    | Recovered
+    | StopRequested
+    | RestartRequested
+    | Tick
+)
 
 
 # -- actions: what the driver does --------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..hardware import Inventory
-from ..settings import Loaded
+from ..config.settings import Loaded
+from ..host.inventory import Inventory
 from ..units import GIB, MIB, format_bytes
 from . import flags as flag_table
-from .cautions import alone
+from .constraints import FIELD_BY_DEST
+from .infeasibility import GPUS, VISIBLE, Problem
 from .plan import Plan
-from .problem import GPUS, VISIBLE, Problem
-from .wish import FIELD_BY_DEST
+from .warnings import alone
 
 Fix = Mapping[str, Any]
 Retry = Callable[[Loaded, Inventory], Plan]
@@ -225,4 +225,3 @@ def _shown(name: str, value: Any) -> str:
     if name == "memory_margin":
         return f"{value // GIB}GiB" if value % GIB == 0 else f"{value // MIB}MiB"
     return f"{value:g}" if isinstance(value, float) else str(value)
-

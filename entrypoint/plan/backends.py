@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import Geometry
-from ..checkpoint_quantization import kv_dtype, method
-from .parts import Choices
-from .problem import Problem
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import Geometry
+from ..checkpoint.quantization import kv_dtype, method
+from .decisions import Choices
+from .infeasibility import Problem
 from .sharding import Parallel
 
 FP8 = "fp8_e4m3"
@@ -65,55 +65,114 @@ def _calibrated_fp8(f: Facts) -> bool:
 
 # In order: the first rule that applies decides a name.
 RULES = (
-    Rule("quantization", "modelopt_fp4", lambda f: f.method == "modelopt_fp4",
-         "said outright: when it is only detected, the MoE runner is resolved too early and falls to an "
-         "SM100-only one"),
+    Rule(
+        "quantization",
+        "modelopt_fp4",
+        lambda f: f.method == "modelopt_fp4",
+        "said outright: when it is only detected, the MoE runner is resolved too early and falls to an SM100-only one",
+    ),
     Rule("quantization", None, lambda f: True, "the engine reads the checkpoint's own method"),
-    Rule("kv_cache_dtype", FP8, lambda f: _dsa(f) and f.sm >= 100,
-         "sparse attention with FP8 rows of 656 bytes: the layout its kernels on this GPU read"),
+    Rule(
+        "kv_cache_dtype",
+        FP8,
+        lambda f: _dsa(f) and f.sm >= 100,
+        "sparse attention with FP8 rows of 656 bytes: the layout its kernels on this GPU read",
+    ),
     Rule("kv_cache_dtype", "bfloat16", lambda f: _dsa(f), "sparse attention on this GPU reads bf16 rows"),
-    Rule("kv_cache_dtype", FP8, _calibrated_fp8,
-         "the checkpoint was calibrated for an FP8 cache"),
+    Rule("kv_cache_dtype", FP8, _calibrated_fp8, "the checkpoint was calibrated for an FP8 cache"),
     Rule("kv_cache_dtype", "auto", lambda f: True, "the model's own dtype"),
     Rule("attention_backend", "dsa", _dsa, "sparse attention models run on it"),
-    Rule("attention_backend", "triton", lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
-         "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it"),
+    Rule(
+        "attention_backend",
+        "triton",
+        lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
+        "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it",
+    ),
     Rule("attention_backend", "flashinfer", lambda f: f.sm120, "FA3 and TRT-LLM attention have no SM120 kernel"),
-    Rule("attention_backend", "triton", lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture,
-         "the engine's own choice"),
-    Rule("attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA "
-                                                                               "on SM100"),
+    Rule(
+        "attention_backend",
+        "triton",
+        lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture,
+        "the engine's own choice",
+    ),
+    Rule(
+        "attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA on SM100"
+    ),
     Rule("attention_backend", "trtllm_mha", lambda f: f.sm >= 100, "the engine's own choice on SM100"),
     Rule("attention_backend", "fa3", lambda f: f.sm == 90, "the engine's own choice on Hopper"),
     Rule("attention_backend", "triton", lambda f: f.g.mla or f.g.family == "gpt_oss", "the engine's own choice"),
     Rule("attention_backend", "flashinfer", lambda f: True, "the engine's own choice"),
     Rule("moe_runner_backend", "auto", lambda f: not f.g.moe, "the model has no experts"),
-    Rule("moe_runner_backend", "flashinfer_cutlass", lambda f: f.sm120 and f.method == "modelopt_fp4",
-         "every TRT-LLM MoE kernel is SM100-only and fails at the first GEMM; CUTLASS has SM120 FP4 kernels"),
-    Rule("moe_runner_backend", "flashinfer_mxfp4", lambda f: f.sm120 and f.method == "mxfp4",
-         "the CUTLASS MXFP4 kernels of SM120"),
+    Rule(
+        "moe_runner_backend",
+        "flashinfer_cutlass",
+        lambda f: f.sm120 and f.method == "modelopt_fp4",
+        "every TRT-LLM MoE kernel is SM100-only and fails at the first GEMM; CUTLASS has SM120 FP4 kernels",
+    ),
+    Rule(
+        "moe_runner_backend",
+        "flashinfer_mxfp4",
+        lambda f: f.sm120 and f.method == "mxfp4",
+        "the CUTLASS MXFP4 kernels of SM120",
+    ),
     Rule("moe_runner_backend", "auto", lambda f: True, "the engine's own choice"),
-    Rule("fp4_gemm_backend", "flashinfer_cutlass", lambda f: f.sm120 and f.method == "modelopt_fp4",
-         "the FP4 GEMM that exists on SM120; flashinfer_cudnn is the one to try should outputs turn to NaN"),
+    Rule(
+        "fp4_gemm_backend",
+        "flashinfer_cutlass",
+        lambda f: f.sm120 and f.method == "modelopt_fp4",
+        "the FP4 GEMM that exists on SM120; flashinfer_cudnn is the one to try should outputs turn to NaN",
+    ),
     Rule("fp4_gemm_backend", "auto", lambda f: True, "the engine's own choice"),
-    Rule("--dsa-prefill-backend", "flashinfer_sparse_mla", lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
-         "the only sparse prefill with FP8 KV on SM120 that is the engine's own default there"),
-    Rule("--dsa-decode-backend", "flashinfer_sparse_mla", lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
-         "the only sparse decode with FP8 KV on SM120"),
-    Rule("--dsa-prefill-backend", "tilelang", lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
-         "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs"),
-    Rule("--dsa-decode-backend", "tilelang", lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
-         "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs"),
-    Rule("--cuda-graph-backend-prefill", "disabled", lambda f: f.sm120 and f.g.mla,
-         "no public run has captured prefill graphs with sparse MLA on SM120, and the engine would set 1.5 GiB "
-         "aside for them"),
-    Rule("--disable-shared-experts-fusion", True, lambda f: f.shared_bf16 and f.parallel.ep == 1,
-         "the headers hold the shared experts in floats and the routed ones quantised: fused, they would not load"),
-    Rule("--disable-custom-all-reduce", True, lambda f: f.parallel.tp > 1 and not f.nvlink,
-         "its buffers need NVLink between every pair; NCCL is used"),
-    Rule("--watchdog-timeout", 1800, lambda f: f.sm120,
-         "kernels of SM120 compile on first use, for minutes; the supervisor finds hangs by tokens itself"),
-)  # fmt: skip
+    Rule(
+        "--dsa-prefill-backend",
+        "flashinfer_sparse_mla",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        "the only sparse prefill with FP8 KV on SM120 that is the engine's own default there",
+    ),
+    Rule(
+        "--dsa-decode-backend",
+        "flashinfer_sparse_mla",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        "the only sparse decode with FP8 KV on SM120",
+    ),
+    Rule(
+        "--dsa-prefill-backend",
+        "tilelang",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
+        "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs",
+    ),
+    Rule(
+        "--dsa-decode-backend",
+        "tilelang",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
+        "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs",
+    ),
+    Rule(
+        "--cuda-graph-backend-prefill",
+        "disabled",
+        lambda f: f.sm120 and f.g.mla,
+        "no public run has captured prefill graphs with sparse MLA on SM120, and the engine would set 1.5 GiB "
+        "aside for them",
+    ),
+    Rule(
+        "--disable-shared-experts-fusion",
+        True,
+        lambda f: f.shared_bf16 and f.parallel.ep == 1,
+        "the headers hold the shared experts in floats and the routed ones quantised: fused, they would not load",
+    ),
+    Rule(
+        "--disable-custom-all-reduce",
+        True,
+        lambda f: f.parallel.tp > 1 and not f.nvlink,
+        "its buffers need NVLink between every pair; NCCL is used",
+    ),
+    Rule(
+        "--watchdog-timeout",
+        1800,
+        lambda f: f.sm120,
+        "kernels of SM120 compile on first use, for minutes; the supervisor finds hangs by tokens itself",
+    ),
+)
 
 # Names whose computed value is also put on the command line; others are named only.
 EMITTED = ("quantization", "moe_runner_backend", "fp4_gemm_backend")
@@ -126,32 +185,57 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = (
-    Refusal(lambda f: f.sm120 and f.method == "modelopt_fp4" and f.values.get("moe_runner_backend") in (
-        "cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl", "deep_gemm"),
-        "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120", ({"moe_runner_backend": "flashinfer_cutlass"},)),
-    Refusal(lambda f: f.g.dsa and _kv(f) not in (FP8, *BF16),
-            "sparse attention reads only bfloat16 or fp8_e4m3",
-            ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": None})),
-    Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) == FP8
-            and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla",
-            "FP8 KV on SM120 is read only by flashinfer_sparse_mla",
-            ({"--dsa-decode-backend": "flashinfer_sparse_mla"}, {"--dsa-decode-backend": None})),
-    Refusal(lambda f: f.method == "modelopt_fp4" and f.values.get("moe_runner_backend") == "flashinfer_cutlass"
-            and f.parallel.ep not in (1, f.parallel.tp),
-            "flashinfer_cutlass takes EP=1 or EP=TP", ({"ep": 1},)),
-)  # fmt: skip
+    Refusal(
+        lambda f: (
+            f.sm120
+            and f.method == "modelopt_fp4"
+            and f.values.get("moe_runner_backend")
+            in ("cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl", "deep_gemm")
+        ),
+        "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120",
+        ({"moe_runner_backend": "flashinfer_cutlass"},),
+    ),
+    Refusal(
+        lambda f: f.g.dsa and _kv(f) not in (FP8, *BF16),
+        "sparse attention reads only bfloat16 or fp8_e4m3",
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": None}),
+    ),
+    Refusal(
+        lambda f: (
+            f.sm120 and f.g.dsa and _kv(f) == FP8 and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla"
+        ),
+        "FP8 KV on SM120 is read only by flashinfer_sparse_mla",
+        ({"--dsa-decode-backend": "flashinfer_sparse_mla"}, {"--dsa-decode-backend": None}),
+    ),
+    Refusal(
+        lambda f: (
+            f.method == "modelopt_fp4"
+            and f.values.get("moe_runner_backend") == "flashinfer_cutlass"
+            and f.parallel.ep not in (1, f.parallel.tp)
+        ),
+        "flashinfer_cutlass takes EP=1 or EP=TP",
+        ({"ep": 1},),
+    ),
+)
 
 CAUTIONS = (
-    Refusal(lambda f: f.sm120 and f.g.dsa and _kv(f) in BF16,
-            "bf16 KV with sparse attention on SM120 was not seen to work with this engine; "
-            "KV_CACHE_DTYPE=fp8_e4m3 is the safe choice"),
-    Refusal(lambda f: f.method == "modelopt_fp4" and f.sm < 100,
-            "this GPU has no FP4 tensor cores: NVFP4 weights run through a slow fallback, if at all"),
-    Refusal(lambda f: f.sm120 and f.g.mla and not f.g.dsa and _kv(f) == FP8
-            and f.values.get("attention_backend") == "flashinfer",
-            "FP8 KV on the dense MLA of flashinfer was reported to garble outputs on SM120; "
-            "ATTENTION_BACKEND=triton or bf16 KV do not"),
-)  # fmt: skip
+    Refusal(
+        lambda f: f.sm120 and f.g.dsa and _kv(f) in BF16,
+        "bf16 KV with sparse attention on SM120 was not seen to work with this engine; "
+        "KV_CACHE_DTYPE=fp8_e4m3 is the safe choice",
+    ),
+    Refusal(
+        lambda f: f.method == "modelopt_fp4" and f.sm < 100,
+        "this GPU has no FP4 tensor cores: NVFP4 weights run through a slow fallback, if at all",
+    ),
+    Refusal(
+        lambda f: (
+            f.sm120 and f.g.mla and not f.g.dsa and _kv(f) == FP8 and f.values.get("attention_backend") == "flashinfer"
+        ),
+        "FP8 KV on the dense MLA of flashinfer was reported to garble outputs on SM120; "
+        "ATTENTION_BACKEND=triton or bf16 KV do not",
+    ),
+)
 
 
 def facts(checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> Facts:
@@ -183,25 +267,25 @@ def resolve(
 ) -> Kernels:
     """Apply the rules in order; what a person set stands, and is judged."""
     found = facts(checkpoint, g, parallel, sm, nvlink)
-    wishes, flags = choices.wishes, dict[str, Any]()
+    constraints, flags = choices.constraints, dict[str, Any]()
     for rule in RULES:
         if rule.name in found.values:
             continue
         if rule.name.startswith("--"):
-            given = wishes.engine_arg(rule.name[2:].replace("-", "_"))
+            given = constraints.engine_arg(rule.name[2:].replace("-", "_"))
             if given is not None:
                 found.values[rule.name] = given
             elif rule.applies(found):
                 found.values[rule.name] = rule.value
                 flags[rule.name] = rule.value
                 choices.note(rule.name, rule.value, rule.reason)
-        elif rule.name in wishes.fixed:
+        elif rule.name in constraints.fixed:
             found.values[rule.name] = choices.take(rule.name, None, "")
         elif rule.applies(found):
             found.values[rule.name] = choices.take(rule.name, rule.value, rule.reason)
     for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
         value = found.values[name]
-        emitted = name in wishes.fixed or name in EMITTED or (found.sm120 and value != "dsa")
+        emitted = name in constraints.fixed or name in EMITTED or (found.sm120 and value != "dsa")
         if emitted and value not in (None, "auto", ""):
             flags["--" + name.replace("_", "-")] = value
     return Kernels(

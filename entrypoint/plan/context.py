@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import number, text_config
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import number, text_config
 
 # sglang utils/hf_transformers/common.py:CONTEXT_LENGTH_KEYS, in its order.
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
@@ -14,20 +14,38 @@ CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_l
 # sglang configs/model_config.py:is_generation_model
 EMBEDDING_ARCHITECTURES = frozenset(
     {
-        "LlamaEmbeddingModel", "MistralModel", "LlamaForSequenceClassification",
-        "LlamaForSequenceClassificationWithNormal_Weights", "InternLM2ForRewardModel", "Qwen2ForRewardModel",
-        "Qwen3ForRewardModel", "Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification", "Qwen3Model",
-        "CLIPModel", "BertModel", "Contriever", "BertForSequenceClassification", "XLMRobertaModel",
-        "XLMRobertaForSequenceClassification", "Gemma2ForSequenceClassification", "EmbeddingGemma2Model",
+        "LlamaEmbeddingModel",
+        "MistralModel",
+        "LlamaForSequenceClassification",
+        "LlamaForSequenceClassificationWithNormal_Weights",
+        "InternLM2ForRewardModel",
+        "Qwen2ForRewardModel",
+        "Qwen3ForRewardModel",
+        "Qwen2ForSequenceClassification",
+        "Qwen3ForSequenceClassification",
+        "Qwen3Model",
+        "CLIPModel",
+        "BertModel",
+        "Contriever",
+        "BertForSequenceClassification",
+        "XLMRobertaModel",
+        "XLMRobertaForSequenceClassification",
+        "Gemma2ForSequenceClassification",
+        "EmbeddingGemma2Model",
         "Lfm2BidirectionalModel",
     }
-)  # fmt: skip
+)
 
 # Encoders attend in both directions: no radix cache, no chunks.
 ENCODERS = frozenset(
-    {"BertModel", "Contriever", "BertForSequenceClassification", "XLMRobertaModel",
-     "XLMRobertaForSequenceClassification"}
-)  # fmt: skip
+    {
+        "BertModel",
+        "Contriever",
+        "BertForSequenceClassification",
+        "XLMRobertaModel",
+        "XLMRobertaForSequenceClassification",
+    }
+)
 
 
 def derived_context(config: Mapping[str, Any]) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import number, text_config
-from ..hardware import Inventory
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import number, text_config
+from ..host.inventory import Inventory
 from .command import Command
+from .constraints import Constraints
 from .context import ENCODERS, derived_context, is_embedding
-from .parts import Choices, model_document, parallel_document, refusal_for_context
+from .decisions import Choices, model_document, parallel_document, refusal_for_context
+from .infeasibility import Problem
 from .plan import Plan
-from .problem import Problem
-from .wish import Wishes
 
 DEFAULT_REQUESTS = 8
 CPU_ATTENTION = ("torch_native", "intel_amx", "flex_attention", "triton")
@@ -23,13 +23,13 @@ UNKNOWN_HOST_TOKENS = 65536
 RUNS_ON_CPU = ENCODERS | {"GPT2LMHeadModel"}
 
 
-def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[Plan, list[Problem]]:
+def make(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint) -> tuple[Plan, list[Problem]]:
     """A plan without GPUs, and why it cannot be. Never raises for a model; an impossible wish gives
     ``feasible`` False."""
-    embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
+    embedding = is_embedding(checkpoint, constraints.engine_arg("is_embedding"))
     encoder = checkpoint.architecture in ENCODERS
     derived = derived_context(checkpoint.config)
-    choices = Choices(wishes)
+    choices = Choices(constraints)
     choices.take("device", "cpu", "this box has no GPU that could be used" if not inventory.gpus else "asked for")
     context = choices.take("context_length", derived, "what the model's config.json allows")
     requests = choices.take("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
@@ -38,10 +38,10 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
     tokens = choices.take(
         "max_total_tokens",
         max(min(pool, limit), min(context, pool)),
-        f"{requests} requests of {context} tokens" + (f", limited to an eighth of host memory "
-                                                      f"({limit})" if pool > limit else "")
+        f"{requests} requests of {context} tokens"
+        + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
         + "; without a limit sglang takes most of the host's memory",
-    )  # fmt: skip
+    )
     fraction = choices.take("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
     chunk = choices.take(
         "chunked_prefill_size",
@@ -73,28 +73,28 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
     command.set("--mem-fraction-static", fraction)
     command.set("--max-total-tokens", tokens)
     command.set("--max-running-requests", requests)
-    if wishes.value("context_length") is not None:
+    if constraints.value("context_length") is not None:
         command.set("--context-length", context)
     command.set("--enable-metrics")
     # The supervisor asks every few seconds; the engine's access log is for clients.
     command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
-    command.merge(wishes.flags, wishes.given)
+    command.merge(constraints.flags, constraints.given)
 
-    reasons = [r for r in (refusal_for_context(wishes, context, derived),) if r]
+    reasons = [r for r in (refusal_for_context(constraints, context, derived),) if r]
     for name in ("tp", "pp"):
         if choices.value(name) != 1:
             text = f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU"
             reasons.append(Problem(text, ({name: 1},)))
-    if wishes.settings.nnodes > 1:
-        text = f"NNODES={wishes.settings.nnodes}: two ranks do not run on the CPU"
+    if constraints.settings.nnodes > 1:
+        text = f"NNODES={constraints.settings.nnodes}: two ranks do not run on the CPU"
         reasons.append(Problem(text, ({"nnodes": 1, "node_rank": 0},)))
     if backend not in CPU_ATTENTION:
         text = f"ATTENTION_BACKEND={backend} has no kernels for the CPU"
         reasons.append(Problem(text, ({"attention_backend": None},)))
     if tokens < 1 or requests < 1:
         reasons.append(Problem("a pool without tokens or requests serves nothing"))
-    warnings = list(wishes.notes)
+    warnings = list(constraints.notes)
     if checkpoint.architecture not in RUNS_ON_CPU:
         warnings.append(
             f"{checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "
@@ -104,9 +104,9 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
     planned = Plan(
         feasible=not reasons,
         reasons=tuple(problem.text for problem in reasons),
-        model=model_document(checkpoint, str(choices.wishes.value("quantization") or "")),
+        model=model_document(checkpoint, str(choices.constraints.value("quantization") or "")),
         gpus=(),
-        parallel=parallel_document(choices, wishes),
+        parallel=parallel_document(choices, constraints),
         device="cpu",
         kv_bytes_per_token=_bytes_per_token(checkpoint),
         per_gpu=(),
@@ -118,11 +118,11 @@ def make(wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint) -> tuple[
         cuda_graph_max_bs=graphs,
         kv_cache_dtype=choices.value("kv_cache_dtype"),
         attention_backend=backend,
-        moe_runner_backend=wishes.value("moe_runner_backend", "auto"),
-        fp4_gemm_backend=wishes.value("fp4_gemm_backend", "auto"),
+        moe_runner_backend=constraints.value("moe_runner_backend", "auto"),
+        fp4_gemm_backend=constraints.value("fp4_gemm_backend", "auto"),
         is_embedding=embedding,
         flags=command.words(),
-        env=dict(wishes.env),
+        env=dict(constraints.env),
         decisions=choices.decisions(),
         warnings=tuple(warnings),
     )

@@ -9,23 +9,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .. import checkpoint_geometry
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import Geometry
-from ..checkpoint_quantization import method
-from ..hardware import Inventory
+from ..checkpoint import geometry
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import Geometry
+from ..checkpoint.quantization import method
+from ..host.inventory import Inventory
 from ..units import format_bytes
-from . import backends, cautions, explain_choice, kernel_limits, kv, layout, memory, nodes, pipeline, solve
+from . import backends, decide_memory, kernel_limits, kv, layout, memory, nodes, pipeline, solve
+from . import warnings as cautions
 from .alternatives import alternatives
 from .backends import Kernels
 from .command import Command
+from .constraints import Constraints
 from .context import ENCODERS, derived_context, is_embedding
+from .decisions import Choices, model_document, parallel_document, refusal_for_context
+from .infeasibility import Problem
 from .memory import Load
-from .parts import Choices, model_document, parallel_document, refusal_for_context
 from .plan import Learned, Plan
-from .problem import Problem
 from .sharding import Parallel
-from .wish import Wishes
 
 CHUNKS = (4096, 2048, 1024)
 # An unchunked prefill may carry --max-prefill-tokens at once.
@@ -41,12 +42,12 @@ DRAFT_REQUESTS = 48  # speculative_hook.py: the engine's own limit when none is 
 
 
 def make(
-    wishes: Wishes, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None
+    constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint, learned: Learned | None
 ) -> tuple[Plan, list[Problem]]:
     """A plan for the inventory's GPUs, and why it cannot be. Never raises for a model that it does not know."""
-    g = checkpoint_geometry.of(checkpoint.config, checkpoint.architecture)
-    choices = Choices(wishes)
-    warnings = [*wishes.notes, *cautions.unaccounted(wishes)]
+    g = geometry.of(checkpoint.config, checkpoint.architecture)
+    choices = Choices(constraints)
+    warnings = [*constraints.notes, *cautions.unaccounted(constraints)]
     choices.take("device", "cuda", "the box has GPUs")
     parallel, reasons = layout.choose(choices, inventory, g)
     gpus = layout.used(inventory, parallel)
@@ -56,27 +57,29 @@ def make(
     if note:
         warnings.append(note)
     kernels = backends.resolve(choices, checkpoint, g, parallel, sm, inventory.nvlink)
-    embedding = is_embedding(checkpoint, wishes.engine_arg("is_embedding"))
+    embedding = is_embedding(checkpoint, constraints.engine_arg("is_embedding"))
     draft = choices.take("speculative", "off", "no draft was asked for", source="default") == "mtp"
-    choices.take("memory_margin", wishes.settings.memory_margin, "kept free on top of the account", source="default")
+    choices.take(
+        "memory_margin", constraints.settings.memory_margin, "kept free on top of the account", source="default"
+    )
     case = _case(
-        choices, wishes, checkpoint, g, parallel, gpus, sm, inventory.nvlink, kernels, derived, draft, readings
+        choices, constraints, checkpoint, g, parallel, gpus, sm, inventory.nvlink, kernels, derived, draft, readings
     )
     reasons += [
         r
         for r in (
-            refusal_for_context(wishes, case.load.context, derived),
+            refusal_for_context(constraints, case.load.context, derived),
             *kernels.reasons,
-            *kernel_limits.refusals(wishes, g, sm),
+            *kernel_limits.refusals(constraints, g, sm),
             cautions.old(gpus),
-            cautions.pages(case, int(wishes.value("chunked_prefill_size", 0))),
+            cautions.pages(case, int(constraints.value("chunked_prefill_size", 0))),
             cautions.draft(draft, checkpoint, g),
         )
         if r
     ]
     if not gpus:
         return _plan(
-            wishes,
+            constraints,
             checkpoint,
             choices,
             kernels,
@@ -87,16 +90,22 @@ def make(
             embedding,
             derived,
         )
-    case, result = _fit(choices, wishes, case, derived)
+    case, result = _fit(choices, constraints, case, derived)
     shares = [memory.allocator_share(gpu, parallel, inventory.nvlink, case.margin) for gpu in gpus]
     env = {ALLOCATOR: f"per_process_memory_fraction:{min(shares)}"}
     choices.note(ALLOCATOR, env[ALLOCATOR], "torch's cache stays out of the margin and of what others will still take")
-    explain_choice.tell(choices, wishes, case, result, CHUNKS[0])
-    warnings += [*kernel_limits.cautions(wishes, g, sm), *cautions.mixed(gpus), *cautions.page(wishes, case.page)]
-    warnings += cautions.boxes(wishes, case, len(inventory.gpus))
-    warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, wishes, case)]
+    decide_memory.tell(choices, constraints, case, result, CHUNKS[0])
+    warnings += [
+        *kernel_limits.cautions(constraints, g, sm),
+        *cautions.mixed(gpus),
+        *cautions.page(constraints, case.page),
+    ]
+    warnings += cautions.boxes(constraints, case, len(inventory.gpus))
+    warnings += [*kernels.warnings, *result.warnings, *cautions.cautions(checkpoint, g, result, constraints, case)]
     reasons += result.reasons
-    planned, reasons = _plan(wishes, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived)
+    planned, reasons = _plan(
+        constraints, checkpoint, choices, kernels, case, result, reasons, warnings, embedding, derived
+    )
     return replace(planned, env={**env, **planned.env}), reasons
 
 
@@ -122,7 +131,7 @@ def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) ->
 
 def _case(
     choices: Choices,
-    wishes: Wishes,
+    constraints: Constraints,
     checkpoint: Checkpoint,
     g: Geometry,
     parallel: Parallel,
@@ -139,15 +148,17 @@ def _case(
     encoder = checkpoint.architecture in ENCODERS
     most = MAX_REQUESTS_SM120 if 120 <= sm < 130 else MAX_REQUESTS
     most = min(most, DRAFT_REQUESTS) if draft else most
-    requests = int(wishes.value("max_running_requests", most * parallel.pp))
-    graphs = int(wishes.value("cuda_graph_max_bs", min(pipeline.microbatch(wishes, requests, parallel), most)))
-    if wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_decode_cuda_graph"):
+    requests = int(constraints.value("max_running_requests", most * parallel.pp))
+    graphs = int(
+        constraints.value("cuda_graph_max_bs", min(pipeline.microbatch(constraints, requests, parallel), most))
+    )
+    if constraints.engine_arg("disable_cuda_graph") or constraints.engine_arg("disable_decode_cuda_graph"):
         graphs = 0
-    off = wishes.engine_arg("disable_cuda_graph") or wishes.engine_arg("disable_prefill_cuda_graph")
-    backend = wishes.engine_arg("cuda_graph_backend_prefill") or kernels.flags.get("--cuda-graph-backend-prefill")
-    chunk = int(wishes.value("chunked_prefill_size", -1 if encoder else CHUNKS[0]))
+    off = constraints.engine_arg("disable_cuda_graph") or constraints.engine_arg("disable_prefill_cuda_graph")
+    backend = constraints.engine_arg("cuda_graph_backend_prefill") or kernels.flags.get("--cuda-graph-backend-prefill")
+    chunk = int(constraints.value("chunked_prefill_size", -1 if encoder else CHUNKS[0]))
     step = (chunk if chunk > 0 else UNCHUNKED) // parallel.dp
-    context = int(wishes.value("context_length", derived))
+    context = int(constraints.value("context_length", derived))
     load = Load(
         step,
         graphs,
@@ -158,16 +169,16 @@ def _case(
         DRAFT_TOKENS if draft else 0,
     )
     dsa = [
-        wishes.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend")
+        constraints.engine_arg(f"dsa_{side}_backend") or kernels.flags.get(f"--dsa-{side}-backend")
         for side in ("prefill", "decode")
     ]
-    page = int(_float(wishes.engine_arg("page_size"), 1))
+    page = int(_float(constraints.engine_arg("page_size"), 1))
     attention = "dsa" if g.dsa else str(choices.value("attention_backend"))
     ratios = {
-        name: _float(wishes.engine_arg(name), default)
+        name: _float(constraints.engine_arg(name), default)
         for name, default in (("swa_full_tokens_ratio", kv.SWA_RATIO), ("mamba_full_memory_ratio", kv.MAMBA_RATIO))
     }
-    slots = wishes.engine_arg("max_mamba_cache_size")
+    slots = constraints.engine_arg("max_mamba_cache_size")
     return solve.Case(
         checkpoint,
         g,
@@ -178,14 +189,14 @@ def _case(
         str(choices.value("kv_cache_dtype")),
         "trtllm" in dsa or dsa == ["tilelang", "tilelang"],
         kernel_limits.page_size(attention, page),
-        not (encoder or wishes.engine_arg("disable_radix_cache")),
+        not (encoder or constraints.engine_arg("disable_radix_cache")),
         load,
         load,
         int(choices.value("memory_margin")),
         solve.shares(checkpoint, g, parallel, sm, draft=draft),
-        fraction=wishes.value("mem_fraction_static"),
-        token_limit=wishes.value("max_total_tokens"),
-        requests_given=wishes.value("max_running_requests"),
+        fraction=constraints.value("mem_fraction_static"),
+        token_limit=constraints.value("max_total_tokens"),
+        requests_given=constraints.value("max_running_requests"),
         swa_ratio=ratios["swa_full_tokens_ratio"],
         mamba_ratio=ratios["mamba_full_memory_ratio"],
         mamba_slots=int(_float(slots, 0)) or None,
@@ -200,12 +211,12 @@ def _float(value: Any, default: float) -> float:
         return default
 
 
-def _fit(choices: Choices, wishes: Wishes, case: solve.Case, derived: int) -> tuple[solve.Case, solve.Result]:
+def _fit(choices: Choices, constraints: Constraints, case: solve.Case, derived: int) -> tuple[solve.Case, solve.Result]:
     """Chunk, then what the pool can hold: requests, graphs, context."""
-    wanted = min(case.load.context, 8192) if "context_length" not in wishes.fixed else case.load.context
+    wanted = min(case.load.context, 8192) if "context_length" not in constraints.fixed else case.load.context
     wanted = -(-wanted // case.page) * case.page
     result = solve.solve(case)
-    free_chunk = "chunked_prefill_size" not in wishes.fixed and case.checkpoint.architecture not in ENCODERS
+    free_chunk = "chunked_prefill_size" not in constraints.fixed and case.checkpoint.architecture not in ENCODERS
     if free_chunk and not (result.fits and result.tokens >= wanted):
         for chunk in CHUNKS[1:]:
             smaller = solve.with_chunk(case, chunk // case.parallel.dp)
@@ -213,23 +224,23 @@ def _fit(choices: Choices, wishes: Wishes, case: solve.Case, derived: int) -> tu
             if tried.fits and tried.tokens >= wanted:
                 # No more than what the wish needs: else a card a little bigger, with the full chunk, had fewer.
                 limit = min(wanted, case.token_limit) if case.token_limit else wanted
-                case = smaller if wishes.value("mem_fraction_static") else replace(smaller, token_limit=limit)
+                case = smaller if constraints.value("mem_fraction_static") else replace(smaller, token_limit=limit)
                 result = solve.solve(case)
                 break
     tokens = result.tokens
-    if result.fits and tokens < wanted and "context_length" in wishes.fixed:
+    if result.fits and tokens < wanted and "context_length" in constraints.fixed:
         largest = max(0, tokens // 1024 * 1024)
         fixes = tuple({"context_length": size} for size in (largest, min(largest, derived)) if size)
         short = f"CONTEXT_LENGTH={case.load.context} needs {wanted} KV tokens, the pool holds {tokens}"
         result = replace(result, reasons=(Problem(short, fixes),))
     load = case.load
     if tokens > 0:
-        if "context_length" not in wishes.fixed and tokens < load.context:
+        if "context_length" not in constraints.fixed and tokens < load.context:
             load = replace(load, context=max(1, tokens // 1024 * 1024 or tokens))
-        if "max_running_requests" not in wishes.fixed:
+        if "max_running_requests" not in constraints.fixed:
             load = replace(load, requests=_requests(case, result, load.requests))
-        if "cuda_graph_max_bs" not in wishes.fixed and load.graph_bs:
-            decoding = pipeline.microbatch(wishes, load.requests * case.parallel.dp, case.parallel)
+        if "cuda_graph_max_bs" not in constraints.fixed and load.graph_bs:
+            decoding = pipeline.microbatch(constraints, load.requests * case.parallel.dp, case.parallel)
             load = replace(load, graph_bs=min(load.graph_bs, decoding))
     final = replace(case, load=load, fraction=result.fraction if case.fraction is None else case.fraction)
     done = solve.solve(final)
@@ -253,7 +264,7 @@ def _requests(case: solve.Case, result: solve.Result, most: int) -> int:
 
 
 def _plan(
-    wishes: Wishes,
+    constraints: Constraints,
     checkpoint: Checkpoint,
     choices: Choices,
     kernels: Kernels,
@@ -267,18 +278,18 @@ def _plan(
     """Values, flags and account as the plan document has them."""
     load = case.load
     tokens = result.tokens if result and result.tokens > 0 else None
-    fraction = wishes.value(
+    fraction = constraints.value(
         "mem_fraction_static", result.fraction if result and tokens and result.fraction > 0 else None
     )
-    chunk = wishes.value(
+    chunk = constraints.value(
         "chunked_prefill_size", load.chunk * case.parallel.dp if case.checkpoint.architecture not in ENCODERS else -1
     )
-    requests = wishes.value("max_running_requests", load.requests * case.parallel.dp)
+    requests = constraints.value("max_running_requests", load.requests * case.parallel.dp)
     values = {
         "context_length": load.context,
         "max_running_requests": requests,
         "chunked_prefill_size": chunk,
-        "cuda_graph_max_bs": wishes.value("cuda_graph_max_bs", load.graph_bs),
+        "cuda_graph_max_bs": constraints.value("cuda_graph_max_bs", load.graph_bs),
     }
     command = Command()
     if embedding:
@@ -292,7 +303,9 @@ def _plan(
     command.set("--kv-cache-dtype", kv_dtype if kv_dtype != "auto" else None)
     command.set(
         "--context-length",
-        values["context_length"] if values["context_length"] != derived or "context_length" in wishes.fixed else None,
+        values["context_length"]
+        if values["context_length"] != derived or "context_length" in constraints.fixed
+        else None,
     )
     command.set("--max-running-requests", requests)
     command.set("--chunked-prefill-size", chunk)
@@ -316,7 +329,7 @@ def _plan(
     # The supervisor asks every few seconds; the engine's access log is for clients.
     command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
     choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
-    command.merge(wishes.flags, wishes.given)
+    command.merge(constraints.flags, constraints.given)
     feasible = not reasons
     planned = Plan(
         feasible=feasible,
@@ -326,7 +339,7 @@ def _plan(
             {"index": x.index, "name": x.name, "sm": x.sm, "total_bytes": x.total_bytes, "free_bytes": x.free_bytes}
             for x in case.gpus[: case.parallel.per_node]
         ),
-        parallel=parallel_document(choices, wishes),
+        parallel=parallel_document(choices, constraints),
         device="cuda",
         kv_bytes_per_token=int(result.cell) if result else None,
         per_gpu=result.accounts if result else (),
@@ -342,7 +355,7 @@ def _plan(
         fp4_gemm_backend=choices.value("fp4_gemm_backend"),
         is_embedding=embedding,
         flags=command.words(),
-        env=dict(wishes.env),
+        env=dict(constraints.env),
         decisions=choices.decisions(),
         warnings=tuple(dict.fromkeys(warnings)),
         nodes=nodes.document(case, result) if result else (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checkpoint_geometry import Geometry
+from ..checkpoint.geometry import Geometry
 from .sharding import Parallel
 
 ITEMSIZE = {"fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "mxfp8": 1.0, "nvfp4": 0.5, "fp4_mx_block16": 0.5}
@@ -23,8 +23,16 @@ class Pools:
     state: int = 0
     swa_cell: float = 0.0
 
-    def tokens(self, rest: float, page: int, *, requests: int | None, radix: bool, ratio: float = MAMBA_RATIO,
-               slots: int | None = None) -> tuple[int, int]:  # fmt: skip
+    def tokens(
+        self,
+        rest: float,
+        page: int,
+        *,
+        requests: int | None,
+        radix: bool,
+        ratio: float = MAMBA_RATIO,
+        slots: int | None = None,
+    ) -> tuple[int, int]:
         """(tokens, bytes of state) that ``rest`` bytes hold: kv_cache_configurator.py:_handle_max_mamba_cache,
         then calculate_pool_sizes."""
         taken = 0
@@ -38,8 +46,16 @@ class Pools:
         return tokens // page * page, taken
 
 
-def pools(g: Geometry, parallel: Parallel, dtype: str, stage: int, *, raw_mla: bool = False, draft_layers: int = 0,
-          swa_ratio: float = SWA_RATIO) -> Pools:  # fmt: skip
+def pools(
+    g: Geometry,
+    parallel: Parallel,
+    dtype: str,
+    stage: int,
+    *,
+    raw_mla: bool = False,
+    draft_layers: int = 0,
+    swa_ratio: float = SWA_RATIO,
+) -> Pools:
     """The pools of one stage. ``dtype``: --kv-cache-dtype. ``raw_mla``: DSA backends that keep plain rows."""
     layers = set(parallel.layers(g.layers, stage))
     item = ITEMSIZE.get(dtype, float(g.itemsize))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..checkpoint_geometry import Geometry
+from ..checkpoint.geometry import Geometry
+from ..config.settings import PREFIX
 from ..errors import config_rejected
-from ..hardware import Gpu, Inventory
-from ..settings import PREFIX
+from ..host.inventory import Gpu, Inventory
 from . import pipeline
-from .parts import Choices
-from .problem import Problem
+from .constraints import Constraints
+from .decisions import Choices
+from .infeasibility import Problem
 from .sharding import Parallel
-from .wish import Wishes
 
 # More hosts than any one model is served from; every rank of every one gets a line in the account.
 MOST_NODES = 64
@@ -18,12 +18,12 @@ MOST_NODES = 64
 
 def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Parallel, list[Problem]]:
     """The layout and why it cannot be: what a person set is kept. Raises Stop (78) for more nodes than make sense."""
-    wishes, here = choices.wishes, len(inventory.gpus)
-    nodes = wishes.settings.nnodes
+    constraints, here = choices.constraints, len(inventory.gpus)
+    nodes = constraints.settings.nnodes
     if nodes > MOST_NODES:
         raise config_rejected(f"{PREFIX}NNODES={nodes} is more than {MOST_NODES}", "write the number of boxes")
     world = here * nodes
-    pp = int(choices.take("pp", *_stages(wishes, g, here, nodes)))
+    pp = int(choices.take("pp", *_stages(constraints, g, here, nodes)))
     best = largest_tp(g, max(1, world // max(1, pp)), nodes // pp if nodes % pp == 0 else 1)
     tp = int(choices.take("tp", best, _why(best, world // max(1, pp), pp, nodes)))
     ep = int(choices.take("ep", 1, "experts are split by width like everything else", source="default"))
@@ -45,9 +45,9 @@ def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Paralle
         reasons.append(
             Problem(f"PP={pp} is more than the model's {g.layers} layers", ({"pp": 1}, {"pp": 1, "tp": None}))
         )
-    reasons += pipeline.problems(wishes, g, pp, nodes)
+    reasons += pipeline.problems(constraints, g, pp, nodes)
     uneven = _uneven(g, tp, pp, nodes, here)
-    cut, wrong = pipeline.partition(wishes, g, pp) if pp <= g.layers else ((), None)
+    cut, wrong = pipeline.partition(constraints, g, pp) if pp <= g.layers else ((), None)
     reasons += [problem for problem in (uneven, wrong) if problem]
     return Parallel(
         tp,
@@ -60,16 +60,16 @@ def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Paralle
     ), reasons
 
 
-def _stages(wishes: Wishes, g: Geometry, here: int, nodes: int) -> tuple[int, str]:
+def _stages(constraints: Constraints, g: Geometry, here: int, nodes: int) -> tuple[int, str]:
     """How many stages when nobody says: one a box, or one for as many boxes as a tensor-parallel group needs."""
     if nodes == 1:
         return 1, "no pipeline"
-    asked = int(wishes.value("tp", here))
+    asked = int(constraints.value("tp", here))
     span = -(-asked // max(1, here))
     stages = nodes // span if nodes % span == 0 else 1
     if stages == 1:
         return 1, f"TP={asked} takes the GPUs of {span} boxes"
-    if stages > g.layers or not pipeline.possible(wishes, g):
+    if stages > g.layers or not pipeline.possible(constraints, g):
         return 1, "the engine cannot cut this model into stages with these settings: tensor parallel over all boxes"
     each = "each box" if span == 1 else f"every {span} boxes"
     return stages, f"one stage for {each}: between stages go hidden states alone, and each keeps its own layers' KV"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import lacks
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import lacks
+from ..config.settings import Loaded
 from ..errors import config_rejected
-from ..hardware import Inventory
-from ..settings import Loaded
-from . import advice, cpu, gpu, nodes, wish
+from ..host.inventory import Inventory
+from . import advice, cpu, gpu, nodes
+from .constraints import Constraints, gather
+from .infeasibility import Problem
 from .plan import Change, Learned, Plan
-from .problem import Problem
 
 
 def make(
@@ -59,17 +60,17 @@ def _once(
     changes: tuple[Change, ...],
 ) -> tuple[Plan, list[Problem]]:
     """A plan without advice, and why it cannot be."""
-    wishes = wish.gather(loaded, learned, changes)
-    checkpoint = _overridden(wishes, checkpoint)
-    device = wishes.value("device", "cuda" if inventory.gpus else "cpu")
+    constraints = gather(loaded, learned, changes)
+    checkpoint = _overridden(constraints, checkpoint)
+    device = constraints.value("device", "cuda" if inventory.gpus else "cpu")
     if device == "cpu":
-        return cpu.make(wishes, inventory, checkpoint)
-    return gpu.make(wishes, inventory, checkpoint, learned)
+        return cpu.make(constraints, inventory, checkpoint)
+    return gpu.make(constraints, inventory, checkpoint, learned)
 
 
-def _overridden(wishes: wish.Wishes, checkpoint: Checkpoint) -> Checkpoint:
+def _overridden(constraints: Constraints, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as --json-model-override-args makes the engine see it."""
-    text = wishes.engine_arg("json_model_override_args")
+    text = constraints.engine_arg("json_model_override_args")
     if not isinstance(text, str) or not text.strip():
         return checkpoint
     try:

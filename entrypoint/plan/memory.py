@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..checkpoint_geometry import Geometry
-from ..hardware import Gpu
+from ..checkpoint.geometry import Geometry
+from ..host.inventory import Gpu
 from ..units import GIB, MIB
 from .sharding import Parallel
 
@@ -82,11 +82,23 @@ def allocator_share(gpu: Gpu, parallel: Parallel, nvlink: bool, margin: int) -> 
 
 
 _ENDLESS = 1 << 62
-_DECODE_SIZES = (range(1, 2), range(2, 3), range(4, 13, 4), range(16, 257, 8), range(272, 512, 16),
-                 range(512, _ENDLESS, 32))  # fmt: skip
+_DECODE_SIZES = (
+    range(1, 2),
+    range(2, 3),
+    range(4, 13, 4),
+    range(16, 257, 8),
+    range(272, 512, 16),
+    range(512, _ENDLESS, 32),
+)
 _DRAFT_SIZES = (range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _ENDLESS, 16))
-_PREFILL_SIZES = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64),
-                  range(1280, 4097, 256), range(4608, _ENDLESS, 512))  # fmt: skip
+_PREFILL_SIZES = (
+    range(4, 33, 4),
+    range(48, 257, 16),
+    range(288, 513, 32),
+    range(576, 1025, 64),
+    range(1280, 4097, 256),
+    range(4608, _ENDLESS, 512),
+)
 
 
 def _up_to(spans: tuple[range, ...], most: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoint_geometry import Geometry
+from ..checkpoint.geometry import Geometry
 from ..units import MIB, format_bytes
 from . import solve
 from .memory import Load

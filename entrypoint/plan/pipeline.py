@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checkpoint_geometry import Geometry
-from .problem import Problem
+from ..checkpoint.geometry import Geometry
+from .constraints import Constraints
+from .infeasibility import Problem
 from .sharding import Parallel
-from .wish import Wishes
 
 # Architectures of models/*.py whose forward takes no pp_proxy_tensors: model_runner.py refuses them with "Pipeline
 # Parallel is not compatible with this model". A test reads them out of the installed engine again.
@@ -69,57 +69,65 @@ _NODES = {
 _ONE_STAGE: tuple[Mapping[str, Any], ...] = ({"pp": 1}, {"pp": 1, "tp": None})
 
 
-def possible(wishes: Wishes, g: Geometry) -> bool:
+def possible(constraints: Constraints, g: Geometry) -> bool:
     """Whether the planner may choose stages by itself."""
-    return next(problems(wishes, g, 2, 1), None) is None
+    return next(problems(constraints, g, 2, 1), None) is None
 
 
-def problems(wishes: Wishes, g: Geometry, pp: int, nodes: int) -> Iterator[Problem]:
-    """Why ``pp`` stages over ``nodes`` nodes cannot be started with this model and these wishes."""
+def problems(constraints: Constraints, g: Geometry, pp: int, nodes: int) -> Iterator[Problem]:
+    """Why ``pp`` stages over ``nodes`` nodes cannot be started with this model and these constraints."""
     if nodes > 1:
-        yield from _flags(wishes, _NODES, f"NNODES={nodes}", ({"nnodes": 1},))
+        yield from _flags(constraints, _NODES, f"NNODES={nodes}", ({"nnodes": 1},))
     if pp < 2:
         return
     if g.architecture in WHOLE:
         yield Problem(f"PP={pp}: the engine cannot cut {g.architecture} into stages", _ONE_STAGE)
     elif g.architecture == "LlamaForCausalLM" and g.tied:
         # models/llama.py ties lm_head to an embedding that the last stage does not have.
-        yield Problem(f"PP={pp}: the engine keeps a tied Llama's embedding on the first stage alone, and the last one "
-                      "needs it", _ONE_STAGE)  # fmt: skip
-    draft = wishes.value("speculative") == "mtp"
-    if (draft or wishes.engine_arg("speculative_algorithm")) and wishes.seen(DRAFT_SWITCH) not in ("1", "true"):
+        yield Problem(
+            f"PP={pp}: the engine keeps a tied Llama's embedding on the first stage alone, and the last one needs it",
+            _ONE_STAGE,
+        )
+    draft = constraints.value("speculative") == "mtp"
+    if (draft or constraints.engine_arg("speculative_algorithm")) and constraints.seen(DRAFT_SWITCH) not in (
+        "1",
+        "true",
+    ):
         asked = "SPECULATIVE=mtp" if draft else "--speculative-algorithm"
         fixes = ({"speculative": "off"} if draft else {"--speculative-algorithm": None}, *_ONE_STAGE)
         yield Problem(f"{asked} with PP={pp}: the engine drafts in a pipeline only with {DRAFT_SWITCH}=1", fixes)
-    elif draft and int(wishes.value("dp_attention", 1)) > 1:
+    elif draft and int(constraints.value("dp_attention", 1)) > 1:
         text = f"SPECULATIVE=mtp with PP={pp} and DP_ATTENTION: the engine drafts for one batch on all stages"
         yield Problem(text, ({"dp_attention": 1}, {"speculative": "off"}))
-    yield from _flags(wishes, _PIPELINE, f"PP={pp}", _ONE_STAGE)
+    yield from _flags(constraints, _PIPELINE, f"PP={pp}", _ONE_STAGE)
 
 
 def _flags(
-    wishes: Wishes, table: dict[str, tuple[tuple[str, ...], str]], what: str, ways: tuple[Mapping[str, Any], ...]
+    constraints: Constraints,
+    table: dict[str, tuple[tuple[str, ...], str]],
+    what: str,
+    ways: tuple[Mapping[str, Any], ...],
 ) -> Iterator[Problem]:
-    for given in wishes.given:
+    for given in constraints.given:
         allowed, _ = table.get(given.flag.dest, (None, ""))
         if allowed is not None and str(given.value) not in allowed:
             name = given.tokens[0]
             yield Problem(f"{name} in ENGINE_ARGS: the engine refuses it with {what}", ({name: None}, *ways))
 
 
-def microbatch(wishes: Wishes, requests: int, parallel: Parallel) -> int:
+def microbatch(constraints: Constraints, requests: int, parallel: Parallel) -> int:
     """The largest decode batch of one rank: each of ``pp`` batches in flight holds its part of the running requests
     (managers/scheduler.py: pp_max_micro_batch_size)."""
     if parallel.pp == 1:
         return requests
-    asked = str(wishes.engine_arg("pp_max_micro_batch_size") or "")
+    asked = str(constraints.engine_arg("pp_max_micro_batch_size") or "")
     return max(1, int(asked) if asked.isdecimal() and int(asked) else requests // parallel.pp)
 
 
-def partition(wishes: Wishes, g: Geometry, pp: int) -> tuple[tuple[int, ...], Problem | None]:
+def partition(constraints: Constraints, g: Geometry, pp: int) -> tuple[tuple[int, ...], Problem | None]:
     """The layers of each stage that SGLANG_PP_LAYER_PARTITION asks for (distributed/utils.py:get_pp_indices);
     empty where it asks for nothing, or for something that cannot be."""
-    text = wishes.seen(PARTITION)
+    text = constraints.seen(PARTITION)
     if not text or pp < 2:
         return (), None
     try:

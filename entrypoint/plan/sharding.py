@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from ..checkpoint import Group
-from ..checkpoint_geometry import Geometry
+from ..checkpoint.checkpoint import Group
+from ..checkpoint.geometry import Geometry
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,20 @@ RULES = (
     Rule(r"\.self_attn\.o_proj\.bias$", "full", "layers/linear.py:RowParallelLinear"),
     Rule(r"(q_norm|k_norm)\.weight$", "norm", "models/minimax_m2.py:MiniMaxM2RMSNormTP; others replicate"),
     Rule(r"attention\.(self\.query|output\.dense)\.", "attn", "models/bert.py"),
-    Rule(r"(^|\.)(embed_tokens|lm_head|wte|word_embeddings|output)\.weight$", "vocab",
-         "layers/vocab_parallel_embedding.py"),
+    Rule(
+        r"(^|\.)(embed_tokens|lm_head|wte|word_embeddings|output)\.weight$",
+        "vocab",
+        "layers/vocab_parallel_embedding.py",
+    ),
     Rule(r"(position|token_type)_embeddings\.weight$", "vocab", "models/bert.py"),
     Rule(r"(^|\.)(wpe|ln_f|ln_1|ln_2|norm|LayerNorm)\.|layernorm|_norm\.", "full", "norms and GPT-2's positions"),
     Rule(r"\.(c_proj|down_proj|w2|fc2|dense)\.bias$", "full", "layers/linear.py:RowParallelLinear"),
-    Rule(r"\.(gate_proj|up_proj|gate_up_proj|down_proj|w1|w2|w3|c_fc|c_proj|fc1|fc2|dense|shared_expert\w*)\b", "tp",
-         "layers/linear.py"),
-)  # fmt: skip
+    Rule(
+        r"\.(gate_proj|up_proj|gate_up_proj|down_proj|w1|w2|w3|c_fc|c_proj|fc1|fc2|dense|shared_expert\w*)\b",
+        "tp",
+        "layers/linear.py",
+    ),
+)
 
 # Above this a block is its own allocation, rounded to 2 MiB; below it shares 20 MiB segments, and under 1 MiB
 # 2 MiB ones (torch's CUDA caching allocator).

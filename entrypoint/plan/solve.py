@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..checkpoint import Checkpoint
-from ..checkpoint_geometry import Geometry
-from ..hardware import Gpu
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import Geometry
+from ..host.inventory import Gpu
 from ..units import format_bytes
-from . import kv, memory, residents, sharding
+from . import extra_weights, kv, memory, sharding
+from .infeasibility import Problem
 from .memory import Load
 from .plan import Account
-from .problem import Problem
 from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
@@ -99,14 +99,16 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     layers = len(parallel.layers(g.layers, stage))
     held, mtp = case.shares[stage]
     size = held.tensors + held.rounding
-    size += residents.latent_copies(g, parallel, layers) + residents.latent_dequantised(g, groups, parallel, layers)
-    size += residents.rope_table(g, case.checkpoint, case.load.context) + residents.mxfp4_swizzle(
+    size += extra_weights.latent_copies(g, parallel, layers) + extra_weights.latent_dequantised(
+        g, groups, parallel, layers
+    )
+    size += extra_weights.rope_table(g, case.checkpoint, case.load.context) + extra_weights.mxfp4_swizzle(
         g, parallel, layers, case.sm
     )
-    size += residents.scale_copies(groups, g, parallel)
+    size += extra_weights.scale_copies(groups, g, parallel)
     peak, unmatched = max(held.swizzle, held.largest), held.unmatched
     if mtp is not None:
-        size += mtp.tensors + mtp.rounding + residents.latent_copies(g, parallel, 1)
+        size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
     if not g.known:
         size += size // UNKNOWN_SHARE

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
-from ..hardware import Inventory
+from ..checkpoint.checkpoint import Checkpoint
+from ..config.settings import RECORDS, Loaded
+from ..host.inventory import Inventory
 from ..plan import Change, Learned
-from ..settings import RECORDS, Loaded
 from .files import read_json, write_json
 
 KEEP = 20

@@ -187,11 +187,15 @@ def _tree(request: dict[str, Any], out: Out) -> None:
     def listing() -> dict[str, Any]:
         return {
             f.path: TreeCacheEntry(
-                size=f.size, blob_id=f.blob_id, lfs_sha256=f.lfs.sha256 if f.lfs else None,
-                lfs_size=f.lfs.size if f.lfs else None, xet_hash=f.xet_hash,
+                size=f.size,
+                blob_id=f.blob_id,
+                lfs_sha256=f.lfs.sha256 if f.lfs else None,
+                lfs_size=f.lfs.size if f.lfs else None,
+                xet_hash=f.xet_hash,
             )
-            for f in api.list_repo_tree(repo, recursive=True, revision=commit) if isinstance(f, RepoFile)
-        }  # fmt: skip
+            for f in api.list_repo_tree(repo, recursive=True, revision=commit)
+            if isinstance(f, RepoFile)
+        }
 
     entries = read_tree_cache(str(storage), commit) or _patiently(out, listing, stop, "listing", attempts)
     if request.get("write"):

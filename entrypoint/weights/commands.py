@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..config.settings import Loaded
 from ..errors import EXIT_OK, EXIT_USAGE, Stop
-from ..settings import Loaded
 from . import environment, records, reference, verdicts
 from . import resolve as resolving
 from .common import Level, Located, Manifest, Progress
 from .preparing import Session, checked, locate_local, prepare, rules_of
-from .prove import Verdict
+from .verify import Verdict
 
 OnProgress = Callable[[Progress], None]
 VERBS = ("status", "fetch", "verify", "repair")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..config.settings import Settings
 from ..errors import Stop
-from ..settings import Settings
 from ..units import format_bytes, format_duration
 from . import faults, layout, locks, records, refusals
 from . import manifest as manifests
@@ -106,14 +106,19 @@ async def fetch(job: Job, files: Sequence[Entry]) -> None:
                     # Another process that holds a lock and moves nothing: starting again would only wait again.
                     raise _stalled(job, watch, lock, stalls)
                 how = "" if xet and stalls <= RESTARTS_BEFORE_HTTP else " over plain HTTP"
-                job.say(f"no new bytes for {format_duration(job.settings.download_stall_timeout)}: "
-                        f"the download is started again{how}")  # fmt: skip
+                job.say(
+                    f"no new bytes for {format_duration(job.settings.download_stall_timeout)}: "
+                    f"the download is started again{how}"
+                )
                 xet = xet and stalls <= RESTARTS_BEFORE_HTTP
             else:
                 deaths += 1
                 if deaths >= MAX_DEATHS:
-                    raise Stop("hub_unavailable", job.hub.scrub(f"{job.repo}: {end}, {deaths} times"),
-                               "see the lines above; what was fetched is kept")  # fmt: skip
+                    raise Stop(
+                        "hub_unavailable",
+                        job.hub.scrub(f"{job.repo}: {end}, {deaths} times"),
+                        "see the lines above; what was fetched is kept",
+                    )
                 job.say(f"{end}: started again over plain HTTP")
                 xet = False
     finally:
@@ -125,11 +130,17 @@ async def _once(job: Job, left: dict[str, Entry], watch: Watch, *, xet: bool) ->
     settings = job.settings
     workers = settings.download_workers if locks.supported(job.hub.cache) else 1
     request = {
-        "op": "fetch", "repo": job.repo, "commit": job.commit, "branch": job.branch, "workers": workers,
+        "op": "fetch",
+        "repo": job.repo,
+        "commit": job.commit,
+        "branch": job.branch,
+        "workers": workers,
         "attempts": ATTEMPTS,
-        "cache": str(job.hub.cache), "storage": str(job.storage), "max_rate": settings.download_max_rate,
+        "cache": str(job.hub.cache),
+        "storage": str(job.storage),
+        "max_rate": settings.download_max_rate,
         "files": [[e.path, e.size, e.algo, e.digest] for e in left.values()],
-    }  # fmt: skip
+    }
     async with Worker(request, child_environ(job.hub, xet=xet)) as worker:
         watch.start()
         events = worker.events()
@@ -173,9 +184,12 @@ def _take(job: Job, event: dict[str, Any], left: dict[str, Entry], watch: Watch)
     elif kind == "file":
         identity = event["identity"]
         job.proven[event["path"]] = records.Proven(
-            int(identity[1]), event["algo"], event["digest"],
-            (identity[0], identity[1], identity[2], identity[3]), time.time(),
-        )  # fmt: skip
+            int(identity[1]),
+            event["algo"],
+            event["digest"],
+            (identity[0], identity[1], identity[2], identity[3]),
+            time.time(),
+        )
         left.pop(event["path"], None)
         watch.finished(int(identity[1]))
         if job.on_proven:
@@ -280,8 +294,10 @@ def prepare_cache(job: Job, files: Sequence[Entry], credit: int = 0) -> None:
     if need > free:
         raise faults.disk_full(hub.cache, hub.setting, need, free)
     if need > 10 * 10**9 and file_system(hub.cache) == "overlay":
-        job.say(f"{hub.cache} lies in the container's own layer: {format_bytes(need)} will be fetched again "
-                f"by the next container; mount a volume there")  # fmt: skip
+        job.say(
+            f"{hub.cache} lies in the container's own layer: {format_bytes(need)} will be fetched again "
+            f"by the next container; mount a volume there"
+        )
     if not locks.supported(hub.cache):
         job.say(f"the file system of {hub.cache} has no file locks: one download worker; start one process only")
 

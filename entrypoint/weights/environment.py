@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import Stop, config_rejected, unreadable
 
 if TYPE_CHECKING:
-    from ..settings import Loaded
+    from ..config.settings import Loaded
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _FALSE = {"", "0", "OFF", "NO", "FALSE"}
@@ -134,8 +134,11 @@ def _token(env: Mapping[str, str]) -> str | None:
     except PermissionError:
         if not given:
             return None
-        raise Stop("permission_denied", f"{where} is not readable for uid {os.geteuid()}",
-                   "mount the token readable for this user, or set HF_TOKEN") from None  # fmt: skip
+        raise Stop(
+            "permission_denied",
+            f"{where} is not readable for uid {os.geteuid()}",
+            "mount the token readable for this user, or set HF_TOKEN",
+        ) from None
     except OSError as error:
         raise unreadable(f"{where} cannot be read: {error.strerror}", "name a file that holds the token") from None
     except UnicodeDecodeError:
@@ -175,10 +178,29 @@ def file_system(path: Path, mounts: str | None = None) -> str:
     return kind
 
 
-NETWORK = frozenset({
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "fuse.glusterfs", "9p", "virtiofs",
-    "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs", "wekafs", "afs", "panfs", "vastnfs",
-})  # fmt: skip
+NETWORK = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "smb3",
+        "glusterfs",
+        "fuse.glusterfs",
+        "9p",
+        "virtiofs",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+        "fuse.juicefs",
+        "wekafs",
+        "afs",
+        "panfs",
+        "vastnfs",
+    }
+)
 
 
 def network_file_system(path: Path) -> bool:

@@ -35,8 +35,11 @@ def from_os_error(error: OSError, path: Path, setting: str) -> Stop:
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
         return disk_full(path, setting)
     if error.errno == errno.EROFS:
-        return Stop("permission_denied", f"{path} is on a read-only file system",
-                    f"mount it writable, or let {setting} name another place")  # fmt: skip
+        return Stop(
+            "permission_denied",
+            f"{path} is on a read-only file system",
+            f"mount it writable, or let {setting} name another place",
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return denied(path, setting)
     return unreadable(f"{path}: {error.strerror or type(error).__name__}", f"check {setting}")
@@ -55,5 +58,8 @@ def denied(path: Path, setting: str) -> Stop:
 def disk_full(path: Path, setting: str, need: int | None = None, free: int | None = None) -> Stop:
     place = nearest(path)
     sizes = f": {format_bytes(need)} to write, {format_bytes(free or 0)} free" if need is not None else ""
-    return Stop("disk_full", f"no space left on the disk of {place}{sizes}",
-                f"free space there, or let {setting} name a bigger disk")  # fmt: skip
+    return Stop(
+        "disk_full",
+        f"no space left on the disk of {place}{sizes}",
+        f"free space there, or let {setting} name a bigger disk",
+    )

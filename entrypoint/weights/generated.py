@@ -76,40 +76,80 @@ def _gpt2() -> dict[str, bytes]:
     vocab, merges = _vocabulary()
     end = vocab[END]
     config = {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
-        "vocab_size": VOCAB, "n_positions": POSITIONS, "n_ctx": POSITIONS, "n_embd": HIDDEN, "n_head": HEADS,
-        "n_layer": LAYERS, "n_inner": None, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
-        "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "vocab_size": VOCAB,
+        "n_positions": POSITIONS,
+        "n_ctx": POSITIONS,
+        "n_embd": HIDDEN,
+        "n_head": HEADS,
+        "n_layer": LAYERS,
+        "n_inner": None,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
-        "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": True, "dtype": "bfloat16",
-    }  # fmt: skip
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    }
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": end, "content": END, "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": end,
+                "content": END,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                          "use_regex": True},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "ignore_merges": False, "vocab": vocab, "merges": [list(pair) for pair in merges]},
-    }  # fmt: skip
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [list(pair) for pair in merges],
+        },
+    }
     tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": POSITIONS,
         "clean_up_tokenization_spaces": False,
-        "bos_token": END, "eos_token": END, "unk_token": END,
+        "bos_token": END,
+        "eos_token": END,
+        "unk_token": END,
         "chat_template": "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
-                         "{% endfor %}"
-                         "{% if add_generation_prompt %}assistant:{% endif %}",
-    }  # fmt: skip
+        "{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}",
+    }
     generation = {"bos_token_id": end, "eos_token_id": end, "do_sample": False}
     documents = {
-        "config.json": config, "generation_config.json": generation, "tokenizer.json": tokenizer,
+        "config.json": config,
+        "generation_config.json": generation,
+        "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
-    }  # fmt: skip
+    }
     files = {name: (json.dumps(document, indent=1) + "\n").encode() for name, document in documents.items()}
     files["model.safetensors"] = _safetensors()
     return files
@@ -137,9 +177,11 @@ def _tensors() -> Iterator[tuple[str, tuple[int, ...], str]]:
             yield f"h.{n}.{norm}.weight", (HIDDEN,), "one"
             yield f"h.{n}.{norm}.bias", (HIDDEN,), "zero"
         for name, rows, columns in (
-            ("attn.c_attn", HIDDEN, 3 * HIDDEN), ("attn.c_proj", HIDDEN, HIDDEN),
-            ("mlp.c_fc", HIDDEN, 4 * HIDDEN), ("mlp.c_proj", 4 * HIDDEN, HIDDEN),
-        ):  # fmt: skip
+            ("attn.c_attn", HIDDEN, 3 * HIDDEN),
+            ("attn.c_proj", HIDDEN, HIDDEN),
+            ("mlp.c_fc", HIDDEN, 4 * HIDDEN),
+            ("mlp.c_proj", 4 * HIDDEN, HIDDEN),
+        ):
             yield f"h.{n}.{name}.weight", (rows, columns), "noise"
             yield f"h.{n}.{name}.bias", (columns,), "zero"
     # Input and output embedding are the same matrix, so a token would always predict itself; random signs in

@@ -62,10 +62,12 @@ def loader_options(
 
     if file_system in NETWORK and fits:
         threads = max(2, min(8, cores // (2 * ranks)))
-        choose("--weight-loader-prefetch-checkpoints", True,
-               f"{file_system}: each shard crosses the network once instead of once per rank; {sizes}")  # fmt: skip
-        choose("--weight-loader-prefetch-num-threads", threads,
-               f"{ranks} ranks share {cores} cores")  # fmt: skip
+        choose(
+            "--weight-loader-prefetch-checkpoints",
+            True,
+            f"{file_system}: each shard crosses the network once instead of once per rank; {sizes}",
+        )
+        choose("--weight-loader-prefetch-num-threads", threads, f"{ranks} ranks share {cores} cores")
         return LoaderOptions(tuple(flags), tuple(choices))
     threads = max(4, min(16, 2 * cores // ranks))
     if file_system in NETWORK:
@@ -74,6 +76,5 @@ def loader_options(
         value = json.dumps({"enable_multithread_load": True, "num_threads": threads}, separators=(",", ":"))
         choose("--model-loader-extra-config", value, f"{file_system}: {ranks} ranks share {cores} cores")
     if not fits:
-        choose("--weight-loader-drop-cache-after-load", True,
-               f"the page cache cannot hold the checkpoint: {sizes}")  # fmt: skip
+        choose("--weight-loader-drop-cache-after-load", True, f"the page cache cannot hold the checkpoint: {sizes}")
     return LoaderOptions(tuple(flags), tuple(choices))

@@ -33,8 +33,11 @@ def locate(name: str) -> Located:
         for config in configs:
             if any(config.parent.glob("*.safetensors")):
                 return Located("package", model, None, config.parent, _manifest(root, config.parent))
-    raise Stop("weights_missing", f"{model}: {roots[0]} holds no directory with config.json and safetensors",
-               "name a package that carries a model in the hub's layout")  # fmt: skip
+    raise Stop(
+        "weights_missing",
+        f"{model}: {roots[0]} holds no directory with config.json and safetensors",
+        "name a package that carries a model in the hub's layout",
+    )
 
 
 def _manifest(root: Path, model: Path) -> Manifest:

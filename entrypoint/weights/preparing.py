@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..config.settings import Loaded
 from ..errors import Stop
-from ..settings import Loaded
 from . import directory, download, environment, generated, package, records, reference, repairing, verdicts
 from . import manifest as manifests
 from . import resolve as resolving
 from .common import Entry, Level, Located, Phase, Progress, Snapshot
-from .prove import Rules, Verdict, prove
+from .verify import Rules, Verdict, prove
 
 OnProgress = Callable[[Progress], None]
 ROUNDS = 3
@@ -152,9 +152,15 @@ class Session:
         entries = [located.manifest.entries.get(s.path) or Entry(s.path, s.size or None) for s in verdict.bad]
         phase: Phase = "repair" if damaged else "download"
         job = download.Job(
-            self.hub, located.model, str(located.revision), self.loaded.settings, branch, self.on_progress,
-            phase=phase, on_proven=self._saver(located),
-        )  # fmt: skip
+            self.hub,
+            located.model,
+            str(located.revision),
+            self.loaded.settings,
+            branch,
+            self.on_progress,
+            phase=phase,
+            on_proven=self._saver(located),
+        )
         # The room is asked for before anything is removed: a half repair would leave less than there was.
         try:
             await asyncio.to_thread(
@@ -209,6 +215,14 @@ class Session:
         record = records.load(state_dir, located.model, located.revision, located.path or Path())
         files = {**(record.files if record else {}), **self.known}
         with contextlib.suppress(OSError):
-            records.save(state_dir, records.Record(
-                located.model, located.revision, str(located.path), located.manifest.source,
-                located.manifest.closed, files))  # fmt: skip
+            records.save(
+                state_dir,
+                records.Record(
+                    located.model,
+                    located.revision,
+                    str(located.path),
+                    located.manifest.source,
+                    located.manifest.closed,
+                    files,
+                ),
+            )

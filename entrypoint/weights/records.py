@@ -84,9 +84,14 @@ def save(state_dir: Path, record: Record) -> None:
     """Atomically, and so that it survives a power cut. Raises OSError."""
     rows = {n: [p.size, p.algo, p.digest, list(p.identity), round(p.at, 3)] for n, p in record.files.items()}
     document = {
-        "schema": SCHEMA, "model": record.model, "revision": record.revision, "path": record.path,
-        "source": record.source, "closed": record.closed, "files": rows,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "model": record.model,
+        "revision": record.revision,
+        "path": record.path,
+        "source": record.source,
+        "closed": record.closed,
+        "files": rows,
+    }
     write_json(file_of(state_dir, record.model, record.revision, Path(record.path)), document)
 
 

@@ -21,8 +21,11 @@ def stop_for(event: Mapping[str, Any], hub: Hub, repo: str, revision: str) -> St
     if kind == "disk_full":
         return faults.disk_full(hub.cache, hub.setting)
     if kind == "read_only":
-        return Stop("permission_denied", f"the cache {where} is on a read-only file system",
-                    f"mount it writable, or let {hub.setting} name another place")  # fmt: skip
+        return Stop(
+            "permission_denied",
+            f"the cache {where} is on a read-only file system",
+            f"mount it writable, or let {hub.setting} name another place",
+        )
     if kind == "denied":
         return faults.denied(where, hub.setting)
     if kind == "rate_limited":
@@ -41,30 +44,47 @@ def stop_for(event: Mapping[str, Any], hub: Hub, repo: str, revision: str) -> St
             f"{hub.endpoint} {'refuses the' if hub.token else 'asks for a'} token (HTTP 401)",
             "set HF_TOKEN to a valid token; a wrong one breaks public models too" if hub.token else "set HF_TOKEN",
         ),
-        "forbidden": ("hub_gated", f"{hub.endpoint} forbids {repo} (HTTP 403): {text}",
-                      f"request access at {page}, or use a token that may read it"),
+        "forbidden": (
+            "hub_gated",
+            f"{hub.endpoint} forbids {repo} (HTTP 403): {text}",
+            f"request access at {page}, or use a token that may read it",
+        ),
         "unknown_repo": (
             "config_rejected",
-            f"RELAUNCH_MODEL={repo} is no repository of {hub.endpoint}" + (
-                " that this token may see" if hub.token else ", or a private one and no token is set"),
+            f"RELAUNCH_MODEL={repo} is no repository of {hub.endpoint}"
+            + (" that this token may see" if hub.token else ", or a private one and no token is set"),
             "check the spelling" + ("" if hub.token else ", or set HF_TOKEN"),
         ),
-        "unknown_revision": ("config_rejected", f"{repo} has no revision {revision}",
-                             "check RELAUNCH_REVISION: a branch, a tag or all 40 digits of a commit"),
-        "unknown_file": ("config_rejected", f"{repo} at {revision} lacks a file that the manifest names: {text}",
-                         "check RELAUNCH_MANIFEST and RELAUNCH_REVISION"),
+        "unknown_revision": (
+            "config_rejected",
+            f"{repo} has no revision {revision}",
+            "check RELAUNCH_REVISION: a branch, a tag or all 40 digits of a commit",
+        ),
+        "unknown_file": (
+            "config_rejected",
+            f"{repo} at {revision} lacks a file that the manifest names: {text}",
+            "check RELAUNCH_MANIFEST and RELAUNCH_REVISION",
+        ),
         "not_a_hub": (
-            "hub_unavailable", f"{hub.endpoint} does not answer like a hub ({text})",
+            "hub_unavailable",
+            f"{hub.endpoint} does not answer like a hub ({text})",
             "a captive portal or proxy may answer in its place: check HF_ENDPOINT and HTTPS_PROXY",
         ),
         "tls": (
-            "hub_unavailable", f"no trusted TLS connection to {hub.endpoint}: {text}",
+            "hub_unavailable",
+            f"no trusted TLS connection to {hub.endpoint}: {text}",
             "if a proxy signs with its own certificate, set SSL_CERT_FILE to its authority",
         ),
-        "too_large": ("config_rejected", f"{repo}: a file is too large for plain HTTP",
-                      "unset HF_HUB_DISABLE_XET and RELAUNCH_DOWNLOAD_MAX_RATE: above 50 GB the hub needs Xet"),
-    }  # fmt: skip
+        "too_large": (
+            "config_rejected",
+            f"{repo}: a file is too large for plain HTTP",
+            "unset HF_HUB_DISABLE_XET and RELAUNCH_DOWNLOAD_MAX_RATE: above 50 GB the hub needs Xet",
+        ),
+    }
     if kind in rows:
         return Stop(*rows[kind])
-    return Stop("hub_unavailable", f"{hub.endpoint} cannot be used: {text}",
-                "check the network, HF_ENDPOINT and HTTPS_PROXY; what was fetched is kept")  # fmt: skip
+    return Stop(
+        "hub_unavailable",
+        f"{hub.endpoint} cannot be used: {text}",
+        "check the network, HF_ENDPOINT and HTTPS_PROXY; what was fetched is kept",
+    )

@@ -23,8 +23,11 @@ def remove(hub: Hub, located: Located, bad: Sequence[FileState]) -> list[str]:
         lock = locks.lock_path(hub.cache, located.storage, layout.first_hop(place) or "none")
         with locks.held(lock, 30.0) as mine:
             if not mine:
-                raise Stop("download_stalled", f"{state.path} is bad, and another process keeps its lock {lock}",
-                           "wait for that process, or stop it")  # fmt: skip
+                raise Stop(
+                    "download_stalled",
+                    f"{state.path} is bad, and another process keeps its lock {lock}",
+                    "wait for that process, or stop it",
+                )
             try:
                 if state.identity is not None and hashing.identity(place.stat()) != state.identity:
                     continue

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
-from ..settings import Loaded
-from . import download, layout, remembered
+from . import download, layout, pins
 from . import manifest as manifests
 from .common import Located, Manifest
 from .environment import Hub
@@ -32,12 +32,14 @@ async def resolve(loaded: Loaded, hub: Hub, *, refresh: bool = False, ask: bool 
     given_revision, given = manifests.given(settings.manifest) if settings.manifest else (None, None)
     revision = settings.revision or given_revision or "main"
     if settings.revision and given_revision and COMMIT.fullmatch(revision) and given_revision != revision:
-        raise config_rejected(f"RELAUNCH_MANIFEST is of revision {given_revision}, RELAUNCH_REVISION is {revision}",
-                              "give the manifest of this revision")  # fmt: skip
+        raise config_rejected(
+            f"RELAUNCH_MANIFEST is of revision {given_revision}, RELAUNCH_REVISION is {revision}",
+            "give the manifest of this revision",
+        )
     if given_revision and COMMIT.fullmatch(given_revision):
         commit: str | None = given_revision
     else:
-        commit = revision if COMMIT.fullmatch(revision) else remembered.pin(settings.state_dir, repo, revision)
+        commit = revision if COMMIT.fullmatch(revision) else pins.pin(settings.state_dir, repo, revision)
     branch = None if COMMIT.fullmatch(revision) else revision
     online = ask and not hub.offline
     notes: list[str] = []
@@ -48,7 +50,7 @@ async def resolve(loaded: Loaded, hub: Hub, *, refresh: bool = False, ask: bool 
         listing = listing or asked
     if branch:
         notes.append(f"{repo}: {branch} is pinned to commit {commit}; `relaunch weights fetch` moves the pin")
-    listing = listing or remembered.manifest(settings.state_dir, repo, commit) or layout.tree(storage, commit)
+    listing = listing or pins.manifest(settings.state_dir, repo, commit) or layout.tree(storage, commit)
     if listing is None and online:
         try:
             _, listing = await download.tree(hub, repo, commit, write=True)
@@ -63,8 +65,10 @@ async def resolve(loaded: Loaded, hub: Hub, *, refresh: bool = False, ask: bool 
         if not root.is_dir():
             raise _not_here(hub, repo, commit)
         listing = manifests.from_links(root)
-        notes.append(f"no listing of {repo} at {commit[:12]} here: checked against {listing.source}, which prove "
-                     "the bytes of what is there, and the index of the weights")  # fmt: skip
+        notes.append(
+            f"no listing of {repo} at {commit[:12]} here: checked against {listing.source}, which prove "
+            "the bytes of what is there, and the index of the weights"
+        )
     return Resolved(Located("hub", repo, commit, root, listing, tuple(notes), storage), branch)
 
 
@@ -93,13 +97,16 @@ def _remember(loaded: Loaded, repo: str, branch: str | None, commit: str, listin
     settings = loaded.settings
     with contextlib.suppress(OSError):
         whole = listing is not None and listing.closed and settings.manifest is None
-        if listing is not None and whole and remembered.manifest(settings.state_dir, repo, commit) is None:
-            remembered.save_manifest(settings.state_dir, repo, commit, listing)
-        if branch and remembered.pin(settings.state_dir, repo, branch) != commit:
-            remembered.save_pin(settings.state_dir, repo, branch, commit)
+        if listing is not None and whole and pins.manifest(settings.state_dir, repo, commit) is None:
+            pins.save_manifest(settings.state_dir, repo, commit, listing)
+        if branch and pins.pin(settings.state_dir, repo, branch) != commit:
+            pins.save_pin(settings.state_dir, repo, branch, commit)
 
 
 def _not_here(hub: Hub, repo: str, revision: str) -> Stop:
     why = "offline was asked for" if hub.offline else "the hub was not asked"
-    return Stop("weights_missing", f"{repo} at {revision} is not in {hub.cache} and {why}",
-                f"run `relaunch weights fetch` with a network, or let {hub.setting} name the right cache")  # fmt: skip
+    return Stop(
+        "weights_missing",
+        f"{repo} at {revision} is not in {hub.cache} and {why}",
+        f"run `relaunch weights fetch` with a network, or let {hub.setting} name the right cache",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import Stop
 from .common import FileState, Located, Snapshot
-from .prove import Verdict
+from .verify import Verdict
 
 NEXT_STEP = {
     "directory": "put the file back (the directory is yours: relaunch does not write there)",
@@ -20,10 +20,15 @@ def snapshot(located: Located, verdict: Verdict, notes: tuple[str, ...] = ()) ->
     """Every file of ``verdict`` is good, as far as its level looked."""
     assert located.path is not None
     return Snapshot(
-        located.path, located.model, located.revision, verdict.level, verdict.ok,
-        sum(state.size for state in verdict.states.values()), len(verdict.states),
+        located.path,
+        located.model,
+        located.revision,
+        verdict.level,
+        verdict.ok,
+        sum(state.size for state in verdict.states.values()),
+        len(verdict.states),
         (*located.notes, *notes, *verdict.notes),
-    )  # fmt: skip
+    )
 
 
 def named(files: Sequence[FileState], limit: int = 4) -> str:

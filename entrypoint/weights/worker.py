@@ -24,10 +24,17 @@ class Worker:
 
     async def __aenter__(self) -> Worker:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "entrypoint.weights.child",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=self._environ, start_new_session=True, limit=64 << 20,
-        )  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "entrypoint.weights.child",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environ,
+            start_new_session=True,
+            limit=64 << 20,
+        )
         self._drain = asyncio.create_task(self._read_errors())
         assert self._process.stdin is not None
         try:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from entrypoint.control import app as control
-from entrypoint.control.gpus import GpuReading, Gpus
 from entrypoint.control.status import Status
+from entrypoint.host.gpu_load import GpuReading, Gpus
 
 GIB = 1 << 30
 TOTAL = 102_641_958_912
@@ -34,8 +34,13 @@ def plan(gpus: int = 8) -> dict[str, Any]:
         "reasons": [],
         "model": {"id": "nvidia/GLM-5-NVFP4", "revision": None, "bytes": 440 * GIB},
         "gpus": [
-            {"index": i, "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm": 120, "total_bytes": TOTAL,
-             "free_bytes": TOTAL - GIB}
+            {
+                "index": i,
+                "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+                "sm": 120,
+                "total_bytes": TOTAL,
+                "free_bytes": TOTAL - GIB,
+            }
             for i in range(gpus)
         ],
         "parallel": {"tp": gpus, "pp": 1, "ep": 1, "dp_attention": 1, "nnodes": 1},
@@ -56,7 +61,7 @@ def plan(gpus: int = 8) -> dict[str, Any]:
         },
         "decisions": [],
         "warnings": [],
-    }  # fmt: skip
+    }
 
 
 def readings(gpus: int = 8) -> dict[str, dict[int | None, float]]:
@@ -71,29 +76,57 @@ def readings(gpus: int = 8) -> dict[str, dict[int | None, float]]:
 
 
 STAGES = {
-    "imports": 38.2, "distributed": 6.1, "loading": 41.0, "kv_pool": 0.9, "autotune": 22.5, "graphs": 201.3,
+    "imports": 38.2,
+    "distributed": 6.1,
+    "loading": 41.0,
+    "kv_pool": 0.9,
+    "autotune": 22.5,
+    "graphs": 201.3,
     "warmup": 9.0,
-}  # fmt: skip
+}
 BOOT = {
-    "id": "b1", "started_at": "2026-11-29T10:00:00.000Z", "ready_at": "2026-11-29T10:05:30.000Z",
-    "ended_at": "2026-11-29T17:44:00.000Z", "fingerprint": "f",
-    "stages": {**STAGES, "graphs": 208.0}, "post_mortem": "p1",
-}  # fmt: skip
+    "id": "b1",
+    "started_at": "2026-11-29T10:00:00.000Z",
+    "ready_at": "2026-11-29T10:05:30.000Z",
+    "ended_at": "2026-11-29T17:44:00.000Z",
+    "fingerprint": "f",
+    "stages": {**STAGES, "graphs": 208.0},
+    "post_mortem": "p1",
+}
 POST_MORTEM = {
-    "id": "p1", "boot": "b1", "at": "2026-11-29T17:44:01.000Z", "cause": "oom_prefill", "action": "shrink_prefill",
-    "stage": "serving", "exit_code": -9, "gave_up": False, "summary": "GPU memory ran out in a prefill",
-    "evidence": [{"line": 4120,
-                  "text": "torch.OutOfMemoryError: CUDA out of memory. <b>Tried</b> to allocate 1.50 GiB"}],
-    "changed": [{"setting": "chunked_prefill_size", "from": 8192, "to": 4096,
-                 "reason": "a prefill asked for 1.50 GiB more than was free"}],
-}  # fmt: skip
+    "id": "p1",
+    "boot": "b1",
+    "at": "2026-11-29T17:44:01.000Z",
+    "cause": "oom_prefill",
+    "action": "shrink_prefill",
+    "stage": "serving",
+    "exit_code": -9,
+    "gave_up": False,
+    "summary": "GPU memory ran out in a prefill",
+    "evidence": [
+        {"line": 4120, "text": "torch.OutOfMemoryError: CUDA out of memory. <b>Tried</b> to allocate 1.50 GiB"}
+    ],
+    "changed": [
+        {
+            "setting": "chunked_prefill_size",
+            "from": 8192,
+            "to": 4096,
+            "reason": "a prefill asked for 1.50 GiB more than was free",
+        }
+    ],
+}
 
 
 def history() -> dict[str, Any]:
     running = {
-        "id": "b2", "started_at": "2026-11-29T17:44:04.000Z", "ready_at": None, "ended_at": None, "fingerprint": "f",
-        "stages": {}, "post_mortem": None,
-    }  # fmt: skip
+        "id": "b2",
+        "started_at": "2026-11-29T17:44:04.000Z",
+        "ready_at": None,
+        "ended_at": None,
+        "fingerprint": "f",
+        "stages": {},
+        "post_mortem": None,
+    }
     return {"boots": [BOOT, running], "post_mortems": [POST_MORTEM]}
 
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from entrypoint.control import app as control
-from entrypoint.control.gpus import GpuReading, Gpus
 from entrypoint.control.records import Records
 from entrypoint.control.status import Status
 from entrypoint.control.stream import MAX_CLIENTS, Stream
+from entrypoint.host.gpu_load import GpuReading, Gpus
 
 OPEN = ["/livez", "/readyz", "/startupz", "/"]
 CLOSED = ["/plan", "/history", "/metrics", "/status", "/events"]

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import checkpoint, hardware, settings
+from entrypoint.checkpoint import checkpoint
+from entrypoint.config import settings
 from entrypoint.engine import command
+from entrypoint.host import inventory
 from entrypoint.plan.make import make
 
 CONFIGS = Path(__file__).parents[1] / "plan" / "configs"
-CARD = hardware.Gpu(0, "NVIDIA RTX PRO 6000", 120, 102_641_958_912, 102_000_000_000)
-BOX = hardware.Inventory(gpus=(CARD,), host_memory_bytes=1 << 38)
+CARD = inventory.Gpu(0, "NVIDIA RTX PRO 6000", 120, 102_641_958_912, 102_000_000_000)
+BOX = inventory.Inventory(gpus=(CARD,), host_memory_bytes=1 << 38)
 
 
 def built(tmp_path: Path, **environ: str) -> command.Command:

@@ -1,4 +1,3 @@
-
 """The engine's log as events: recorded lines of sglang 0.5.23 in, stages, readings and progress out."""
 
 from __future__ import annotations

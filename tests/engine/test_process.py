@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from entrypoint.engine import ports, process
+from entrypoint.engine import process
 from entrypoint.engine.process import Ended, Engine
-from entrypoint.engine.shm import ShmLedger
+from entrypoint.host import ports
+from entrypoint.host.shm import ShmLedger
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -82,8 +83,9 @@ async def test_output_arrives_and_main_is_told_apart(spawn: Spawn) -> None:
     await watched.until(ready(watched))
     assert watched.engine.pid in [p.pid for p in watched.engine.vital()]
     assert {p.cmdline()[0] for p in watched.engine.vital() if p.pid != watched.engine.pid} == {
-        "sglang::scheduler", "sglang::detokenizer",
-    }  # fmt: skip
+        "sglang::scheduler",
+        "sglang::detokenizer",
+    }
 
 
 async def test_a_killed_part_is_noticed_at_once_not_when_main_dies_of_it(spawn: Spawn) -> None:

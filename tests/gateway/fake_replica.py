@@ -56,8 +56,10 @@ class FakeReplica:
 
     def answered(self, *words: str) -> int:
         """How many requests with one of these inputs, or any, were seen on a route that makes an engine work."""
-        return sum(s.path.startswith("/v1/") and s.path != "/v1/models" and (not words or s.body["input"] in words)
-                   for s in self.seen)  # fmt: skip
+        return sum(
+            s.path.startswith("/v1/") and s.path != "/v1/models" and (not words or s.body["input"] in words)
+            for s in self.seen
+        )
 
     async def _answer_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._read(reader)
@@ -86,8 +88,16 @@ class FakeReplica:
                     await self._stream(writer)
                     return
                 row = {"object": "embedding", "index": 0, "embedding": [float(self.port)]}
-                await self._write(writer, "200 OK", {"object": "list", "data": [row], "model": "fake",
-                                                     "usage": {"prompt_tokens": 1, "total_tokens": 1}})  # fmt: skip
+                await self._write(
+                    writer,
+                    "200 OK",
+                    {
+                        "object": "list",
+                        "data": [row],
+                        "model": "fake",
+                        "usage": {"prompt_tokens": 1, "total_tokens": 1},
+                    },
+                )
                 return
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:

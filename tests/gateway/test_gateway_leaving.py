@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 import httpx
 import pytest
 
-from entrypoint import inputs
+from entrypoint.config import loading
 from entrypoint.gateway import gateway as module
 from entrypoint.gateway import probe, router
 from entrypoint.gateway.gateway import Gateway
 from entrypoint.gateway.replicas import Named, Reading, Replica
-from entrypoint.logs import Log
+from entrypoint.supervisor.logs import Log
 
 
 class Listing:
@@ -62,7 +62,7 @@ class Town:
             monkeypatch.setattr(probe, name, fake)
         self.addresses = ["127.0.0.1"]
         self.stream = io.StringIO()
-        loaded = inputs.load({"RELAUNCH_REPLICAS": "box:1:2", "RELAUNCH_MODEL": "m"})
+        loaded = loading.load({"RELAUNCH_REPLICAS": "box:1:2", "RELAUNCH_MODEL": "m"})
         self.gateway = Gateway(loaded, {}, Log(stream=self.stream))
         self.router = self.gateway._router = Listing()  # type: ignore[assignment]
 
@@ -146,7 +146,7 @@ async def test_a_worker_that_is_not_taken_in_within_its_time_is_taken_out_again(
         return httpx.Response(200, json={"worker_id": "w", "is_healthy": False})
 
     monkeypatch.setattr(router, "ANSWER_TIMEOUT", 0.05)
-    own = router.Router(inputs.load({"RELAUNCH_MODEL": "m"}).settings, {}, Log(stream=io.StringIO()))
+    own = router.Router(loading.load({"RELAUNCH_MODEL": "m"}).settings, {}, Log(stream=io.StringIO()))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://r") as own._http:
         with pytest.raises(TimeoutError):
             await own.add("http://127.0.0.1:1", "m")

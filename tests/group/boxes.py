@@ -27,8 +27,20 @@ class Boxes:
         for name in self.names:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", f"{self.names[0]}e", "netns", self.names[0], "type", "veth",
-           "peer", "name", f"{self.names[1]}e", "netns", self.names[1])  # fmt: skip
+        ip(
+            "link",
+            "add",
+            f"{self.names[0]}e",
+            "netns",
+            self.names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"{self.names[1]}e",
+            "netns",
+            self.names[1],
+        )
         for name, address in zip(self.names, self.addresses, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", f"{name}e")
         self.mend()

@@ -14,13 +14,14 @@ import pytest
 
 from entrypoint.control import app as control
 from entrypoint.control.status import Status
-from entrypoint.engine import ports
 from entrypoint.errors import Stop
-from entrypoint.group import address, follower, head, identity
-from entrypoint.group.authority import Authority, HeardEnd, Member, Rejected
-from entrypoint.group.words import Answer, End, Refusal, Report
+from entrypoint.group import address, head, identity
+from entrypoint.group import worker as follower
+from entrypoint.group.coordinator import Coordinator, HeardEnd, Member, Rejected
+from entrypoint.group.messages import Answer, End, Refusal, Report
 from entrypoint.healing import machine
 from entrypoint.healing.classify import classify
+from entrypoint.host import ports
 
 TOKEN = "sésame öffne-dich à"
 
@@ -28,10 +29,17 @@ TOKEN = "sésame öffne-dich à"
 def settings(**given: Any) -> Any:
     return SimpleNamespace(
         **{
-            "nnodes": 2, "node_rank": 1, "hang_timeout": 10.0, "control_token": TOKEN, "control_host": "0.0.0.0",
-            "control_port": 30001, "group_head": None, "dist_init_addr": "10.0.0.1:20000",
-        } | given
-    )  # fmt: skip
+            "nnodes": 2,
+            "node_rank": 1,
+            "hang_timeout": 10.0,
+            "control_token": TOKEN,
+            "control_host": "0.0.0.0",
+            "control_port": 30001,
+            "group_head": None,
+            "dist_init_addr": "10.0.0.1:20000",
+        }
+        | given
+    )
 
 
 class Pair:
@@ -43,7 +51,7 @@ class Pair:
         loaded = cast(Any, SimpleNamespace(settings=settings(group_head=f"127.0.0.1:{port}", **given)))
         none = cast(Any, None)
         self.head = head.Head(none, none, cast(Any, SimpleNamespace(settings=settings())), print, print)
-        self.worker = follower.Follower(none, none, loaded, self.posted.append, print, self.waits.append)
+        self.worker = follower.Worker(none, none, loaded, self.posted.append, print, self.waits.append)
 
     @property
     def heard(self) -> Report | None:
@@ -116,8 +124,11 @@ async def test_a_worker_cut_off_in_the_middle_of_a_word_leaves_no_trace(caplog: 
         await until(lambda: pair.heard)
         host, _, port = pair.worker._head.partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /group HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\nAuthorization: Bearer "
-                     + TOKEN.encode() + b"\r\n\r\n{")  # fmt: skip
+        writer.write(
+            b"POST /group HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\nAuthorization: Bearer "
+            + TOKEN.encode()
+            + b"\r\n\r\n{"
+        )
         await writer.drain()
         await asyncio.sleep(0.1)
         writer.close()
@@ -138,7 +149,7 @@ async def test_a_node_that_is_stopped_says_so_before_it_goes(monkeypatch: pytest
 async def test_a_stop_does_not_wait_for_a_head_that_is_away() -> None:
     none = cast(Any, None)
     loaded = cast(Any, SimpleNamespace(settings=settings(group_head="127.0.0.1:1")))
-    worker = follower.Follower(none, none, loaded, print, print, print)
+    worker = follower.Worker(none, none, loaded, print, print, print)
     link = asyncio.create_task(worker.link())
     await worker._next()
     worker.leaving()
@@ -199,13 +210,17 @@ def test_a_report_of_an_end_fits_whatever_the_engine_said() -> None:
 
 
 def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = cast(Any, SimpleNamespace(
-        loaded=SimpleNamespace(settings=settings(), environment={}), checkpoint=SimpleNamespace(config={}),
-        snapshot=SimpleNamespace(bytes=7),
-    ))  # fmt: skip
+    prepared = cast(
+        Any,
+        SimpleNamespace(
+            loaded=SimpleNamespace(settings=settings(), environment={}),
+            checkpoint=SimpleNamespace(config={}),
+            snapshot=SimpleNamespace(bytes=7),
+        ),
+    )
     mine = identity.identity(prepared)
     monkeypatch.setattr(identity, "__version__", "0.0.9")
-    ledger = Authority(2, lease=10, life="head")
+    ledger = Coordinator(2, lease=10, life="head")
     ledger.hear(Report(1, "a", "h", "waiting", identity=identity.identity(prepared)), 0)
     with pytest.raises(Rejected, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
         ledger.missing(mine, 1)
@@ -213,12 +228,18 @@ def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkey
 
 def test_stages_that_do_not_fit_together_are_refused_by_name() -> None:
     def of(environment: dict[str, str]) -> dict[str, str]:
-        return identity.identity(cast(Any, SimpleNamespace(
-            loaded=SimpleNamespace(settings=settings(), environment=environment),
-            checkpoint=SimpleNamespace(config={}), snapshot=SimpleNamespace(bytes=7),
-        )))  # fmt: skip
+        return identity.identity(
+            cast(
+                Any,
+                SimpleNamespace(
+                    loaded=SimpleNamespace(settings=settings(), environment=environment),
+                    checkpoint=SimpleNamespace(config={}),
+                    snapshot=SimpleNamespace(bytes=7),
+                ),
+            )
+        )
 
-    ledger = Authority(2, lease=10, life="head")
+    ledger = Coordinator(2, lease=10, life="head")
     ledger.hear(Report(1, "a", "h", "waiting", identity=of({})), 0)
     assert ledger.missing(of({"NCCL_IB_DISABLE": "1"}), 1) == ()
     with pytest.raises(Rejected, match="SGLANG_PP_LAYER_PARTITION unset, node 0 has 40,38"):
@@ -234,9 +255,12 @@ def test_an_end_seen_by_another_version_is_understood() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "node 1 (h) is no longer heard", "the supervisor of node 1 (h) started anew", "node 1 (h) gave up",
-        "the engine of node 1 (h) ended", "the head at 10.0.0.1:30001 is no longer heard",
+        "node 1 (h) is no longer heard",
+        "the supervisor of node 1 (h) started anew",
+        "node 1 (h) gave up",
+        "the engine of node 1 (h) ended",
+        "the head at 10.0.0.1:30001 is no longer heard",
     ],
-)  # fmt: skip
+)
 def test_a_lost_node_is_a_cause(words: str) -> None:
     assert classify([words]).cause == "node_lost"

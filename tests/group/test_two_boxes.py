@@ -31,10 +31,16 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 CONFIG = {
-    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512, "vocab_size": 100,
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
     "type_vocab_size": 2,
-}  # fmt: skip
+}
 FAKE = str(Path(__file__).with_name("fake_node.py"))
 SCRIPT = str(Path(__file__).with_name("fake_serve.py"))
 HANG_TIMEOUT = 4.0
@@ -56,15 +62,29 @@ class Group:
         home = self.folder / str(rank)
         home.mkdir(exist_ok=True)
         given = {
-            "PRESET": "", "MODEL": str(self.model), "TP": "2", "ENGINE_ARGS": "--load-format dummy",
-            "BACKOFF_INITIAL": "100ms", "HANG_TIMEOUT": f"{HANG_TIMEOUT}s", "DRAIN_TIMEOUT": "8s",
-            "NNODES": "2", "NODE_RANK": str(rank), "DIST_INIT_ADDR": f"{self.boxes.addresses[0]}:20000",
-            "CONTROL_TOKEN": "sesame", "CONTROL_HOST": "0.0.0.0", "CONTROL_PORT": "30001", "PORT": "30000",
-        }  # fmt: skip
+            "PRESET": "",
+            "MODEL": str(self.model),
+            "TP": "2",
+            "ENGINE_ARGS": "--load-format dummy",
+            "BACKOFF_INITIAL": "100ms",
+            "HANG_TIMEOUT": f"{HANG_TIMEOUT}s",
+            "DRAIN_TIMEOUT": "8s",
+            "NNODES": "2",
+            "NODE_RANK": str(rank),
+            "DIST_INIT_ADDR": f"{self.boxes.addresses[0]}:20000",
+            "CONTROL_TOKEN": "sesame",
+            "CONTROL_HOST": "0.0.0.0",
+            "CONTROL_PORT": "30001",
+            "PORT": "30000",
+        }
         node = Supervisor(
-            home, script=SCRIPT, fake=FAKE, under=("ip", "netns", "exec", name),
-            opening=functools.partial(inside, name), **(given | settings),
-        )  # fmt: skip
+            home,
+            script=SCRIPT,
+            fake=FAKE,
+            under=("ip", "netns", "exec", name),
+            opening=functools.partial(inside, name),
+            **(given | settings),
+        )
         node.port, node.control = 30000, 30001
         self.nodes[rank] = node
         self.every.append(node)
@@ -307,8 +327,13 @@ def test_a_second_worker_of_the_same_rank_does_not_split_the_group(group: Group,
     group.start(0)
     first = group.start(1)
     group.until_ready()
-    second = group.start(1, STATE_DIR=str(tmp_path / "other"), PORT="30010", CONTROL_PORT="30011",
-                         GROUP_HEAD=f"{group.boxes.addresses[0]}:30001")  # fmt: skip
+    second = group.start(
+        1,
+        STATE_DIR=str(tmp_path / "other"),
+        PORT="30010",
+        CONTROL_PORT="30011",
+        GROUP_HEAD=f"{group.boxes.addresses[0]}:30001",
+    )
     second.port, second.control = 30010, 30011
     assert first.wait(60) == 78
     assert "another supervisor" in first.log

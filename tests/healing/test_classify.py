@@ -15,7 +15,7 @@ from entrypoint.errors import EXIT_UNREADABLE, Stop
 from entrypoint.healing import causes
 from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Observed, classify, explain_file
-from entrypoint.healing.literals import needed
+from entrypoint.healing.prefilter import needed
 from entrypoint.healing.scan import WORDS, Scanner
 
 DATA = Path(__file__).parents[1] / "data"
@@ -154,7 +154,11 @@ def test_the_first_fatal_text_wins_over_its_echoes() -> None:
 
 
 def test_exit_minus_nine_needs_a_sign_to_be_host_oom() -> None:
-    lines = [READY, "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...", SIGQUIT]
+    lines = [
+        READY,
+        "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+        SIGQUIT,
+    ]
     assert classify(lines).cause == "killed"
     assert classify(lines, Observed(exit_code=137, oom_kill=True)).cause == "host_oom"
     assert classify([*lines, "kernel: oom-kill:constraint=CONSTRAINT_MEMCG,task=python3"]).cause == "host_oom"
@@ -166,7 +170,9 @@ def test_a_pinned_allocation_is_host_memory_even_if_the_text_says_cuda() -> None
 
 
 def test_foreign_memory_is_told_from_too_much_of_our_own() -> None:
-    head = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.5 GiB. GPU 3 has a total capacity of 95.0 GiB"
+    head = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.5 GiB. GPU 3 has a total capacity of 95.0 GiB"
+    )
     own = f"{head} of which 1.0 GiB is free. Including non-PyTorch memory, this process has 94.0 GiB memory in use."
     foreign = f"{head} of which 1.0 GiB is free. Including non-PyTorch memory, this process has 20.0 GiB memory in use."
     begin = "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB"
@@ -224,7 +230,11 @@ def test_configuration_is_no_evidence() -> None:
 def test_the_last_run_of_a_log_counts() -> None:
     oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     first = [ARGS, "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB", oom, SIGQUIT]
-    second = [ARGS, "[2026-11-29 16:41:08 TP0] Init parallel begin.", "ValueError: Port is already in use. dist_init_port=1"]
+    second = [
+        ARGS,
+        "[2026-11-29 16:41:08 TP0] Init parallel begin.",
+        "ValueError: Port is already in use. dist_init_port=1",
+    ]
     assert classify([*first, *second, SIGQUIT]).cause == "port_in_use"
     healthy = classify([*first, ARGS, READY])
     assert healthy.cause == "oom_load", "the last failure, when the last run shows none"
@@ -239,7 +249,9 @@ def test_numbers_and_files_are_taken_out() -> None:
     )
     assert verdict.numbers["fraction"] == 0.6
     assert verdict.numbers["minimum_fraction"] == pytest.approx(0.6121, abs=0.001)
-    corrupt = classify(["OSError: Consistency check failed: file should be of size 9 but has size 4 (a-00003.safetensors)."])
+    corrupt = classify(
+        ["OSError: Consistency check failed: file should be of size 9 but has size 4 (a-00003.safetensors)."]
+    )
     assert corrupt.files == ("a-00003.safetensors",)
     oom = classify(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB."])
     assert oom.numbers["tried_bytes"] == 96 << 20

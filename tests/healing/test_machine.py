@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from entrypoint.healing import machine as m
 from entrypoint.healing.machine import Do, Limits, Phase
 
-LIMITS = Limits(max_restarts=3, restart_window=100.0, backoff_initial=2.0, backoff_max=30.0, startup_timeout=50.0,
-                drain_timeout=20.0, drain_grace=1.0, kill_grace=5.0)  # fmt: skip
+LIMITS = Limits(
+    max_restarts=3,
+    restart_window=100.0,
+    backoff_initial=2.0,
+    backoff_max=30.0,
+    startup_timeout=50.0,
+    drain_timeout=20.0,
+    drain_grace=1.0,
+    kill_grace=5.0,
+)
 
 
 @dataclass

@@ -14,8 +14,8 @@ import pytest
 
 from entrypoint.engine.log import LogParser
 from entrypoint.healing.classify import Observed, Verdict, classify
-from entrypoint.healing.facts import Facts
-from entrypoint.healing.ladder import Attempt, Step, decide
+from entrypoint.healing.engine_config import Facts
+from entrypoint.healing.playbook import Attempt, Step, decide
 
 GIB = 1 << 30
 RANKS = 8
@@ -44,9 +44,15 @@ class Box:
         graph_bytes = int((1.0 + graphs * 2 / 1024) * GIB)
         known = {name: self.settings[name] for name in Facts.__dataclass_fields__ if name in self.settings}
         return Facts(
-            sm=120, tp=RANKS, context_length=131_072, kv_bytes_per_token=KV_BYTES, total_bytes=int(TOTAL * GIB),
-            baseline_free_bytes=int(BASELINE * GIB), weights_bytes=int(WEIGHTS * GIB),
-            reserve_bytes=graph_bytes + int((chunk * 1.5 / 1024 + 2.5) * GIB), graph_bytes=graph_bytes,
+            sm=120,
+            tp=RANKS,
+            context_length=131_072,
+            kv_bytes_per_token=KV_BYTES,
+            total_bytes=int(TOTAL * GIB),
+            baseline_free_bytes=int(BASELINE * GIB),
+            weights_bytes=int(WEIGHTS * GIB),
+            reserve_bytes=graph_bytes + int((chunk * 1.5 / 1024 + 2.5) * GIB),
+            graph_bytes=graph_bytes,
             user_set=self.user_set,
             alternatives={
                 "attention_backend": ("flashinfer", "triton"),
@@ -55,7 +61,7 @@ class Box:
             },
             flags=frozenset(name for name, value in self.settings.items() if name.startswith("--") and value),
             **known,
-        )  # fmt: skip
+        )
 
     def boot(self) -> Iterator[str]:
         """One start, up to READY and a long prompt, or up to its end."""
@@ -84,7 +90,9 @@ class Box:
             yield from trouble
             return
         free = BASELINE - WEIGHTS
-        yield from each(f"Load weight end. elapsed=36.10 s, type=GlmMoeDsaForCausalLM, quant=modelopt_fp4, avail mem={free:.2f} GB, mem usage={WEIGHTS:.2f} GB.")
+        yield from each(
+            f"Load weight end. elapsed=36.10 s, type=GlmMoeDsaForCausalLM, quant=modelopt_fp4, avail mem={free:.2f} GB, mem usage={WEIGHTS:.2f} GB."
+        )
         pool = BASELINE * fraction - WEIGHTS
         if pool <= 0:
             yield f"[2026-11-29 16:41:09 TP0] Scheduler hit an exception: {TRACE}"
@@ -94,7 +102,9 @@ class Box:
             )
             yield SIGQUIT
             return
-        yield from each(f"KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: {int(pool * GIB / KV_BYTES)}, KV size: {pool:.2f} GB")
+        yield from each(
+            f"KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: {int(pool * GIB / KV_BYTES)}, KV size: {pool:.2f} GB"
+        )
         free = BASELINE * (1 - fraction)
         yield from each(f"Memory pool end. avail mem={free:.2f} GB")
         yield from each("Running FlashInfer autotune with cache: autotune/0.7.2/sm120/rank_tp0.json")
@@ -102,7 +112,9 @@ class Box:
             yield from trouble
             return
         yield from each("FlashInfer autotune completed.")
-        yield from each(f"Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem={free:.2f} GB")
+        yield from each(
+            f"Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem={free:.2f} GB"
+        )
         graphs = 1.0 + self.graph_gib_per_request * self.settings["cuda_graph_max_bs"]
         needed = graphs + 4.5  # a captured step has activations of its own
         if needed > free:
@@ -111,7 +123,9 @@ class Box:
             yield "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 512.00 MiB."
             yield SIGQUIT
             return
-        yield from each(f"Capture target decode CUDA graph end. bs=[1, 2, 4, 8], elapsed=208.00 s, mem usage={graphs:.2f} GB, avail mem={free - graphs:.2f} GB.")
+        yield from each(
+            f"Capture target decode CUDA graph end. bs=[1, 2, 4, 8], elapsed=208.00 s, mem usage={graphs:.2f} GB, avail mem={free - graphs:.2f} GB."
+        )
         yield f"[2026-11-29 16:49:46 TP0] max_total_num_tokens=1, chunked_prefill_size={self.settings['chunked_prefill_size']}, max_running_requests=32, context_len=131072, available_gpu_mem={free - graphs:.2f} GB"
         yield "[2026-11-29 16:49:46] INFO:     Application startup complete."
         yield "[2026-11-29 16:49:57] The server is fired up and ready to roll!"
@@ -178,10 +192,15 @@ def not_a_number(box: Box) -> list[str] | None:
 
 
 BASE: dict[str, Any] = {
-    "mem_fraction_static": 0.80, "cuda_graph_max_bs": 32, "chunked_prefill_size": 8192, "max_running_requests": 32,
-    "kv_cache_dtype": "fp8_e4m3", "attention_backend": "dsa", "moe_runner_backend": "flashinfer_cutlass",
+    "mem_fraction_static": 0.80,
+    "cuda_graph_max_bs": 32,
+    "chunked_prefill_size": 8192,
+    "max_running_requests": 32,
+    "kv_cache_dtype": "fp8_e4m3",
+    "attention_backend": "dsa",
+    "moe_runner_backend": "flashinfer_cutlass",
     "fp4_gemm_backend": "flashinfer_cutlass",
-}  # fmt: skip
+}
 
 
 def heal(box: Box, limit: int = 12) -> tuple[list[Verdict], list[Step]]:

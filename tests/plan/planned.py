@@ -6,21 +6,24 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from entrypoint import checkpoint, hardware, plan, settings
+from entrypoint import plan
+from entrypoint.checkpoint import checkpoint
+from entrypoint.config import settings
+from entrypoint.host import inventory
 
 CONFIGS = Path(__file__).with_name("configs")
 GIB = 1 << 30
 
 
-def rtx(count: int = 8, *, total: int = 97887 << 20) -> hardware.Inventory:
+def rtx(count: int = 8, *, total: int = 97887 << 20) -> inventory.Inventory:
     """RTX PRO 6000 cards on PCIe; an idle one shows all but the driver's own part as free."""
-    gpus = tuple(hardware.Gpu(i, "NVIDIA RTX PRO 6000", 120, total, total - (616 << 20)) for i in range(count))
-    return hardware.Inventory(gpus=gpus, host_memory_bytes=1 << 40)
+    gpus = tuple(inventory.Gpu(i, "NVIDIA RTX PRO 6000", 120, total, total - (616 << 20)) for i in range(count))
+    return inventory.Inventory(gpus=gpus, host_memory_bytes=1 << 40)
 
 
-def h200(count: int = 1, *, total: int = 143771 << 20) -> hardware.Inventory:
-    gpus = tuple(hardware.Gpu(i, "NVIDIA H200", 90, total, total - (616 << 20)) for i in range(count))
-    return hardware.Inventory(gpus=gpus, host_memory_bytes=1 << 40, nvlink=count > 1)
+def h200(count: int = 1, *, total: int = 143771 << 20) -> inventory.Inventory:
+    gpus = tuple(inventory.Gpu(i, "NVIDIA H200", 90, total, total - (616 << 20)) for i in range(count))
+    return inventory.Inventory(gpus=gpus, host_memory_bytes=1 << 40, nvlink=count > 1)
 
 
 @cache
@@ -32,7 +35,7 @@ def read(name: str) -> checkpoint.Checkpoint:
 
 def make(
     model: str | checkpoint.Checkpoint,
-    box: hardware.Inventory,
+    box: inventory.Inventory,
     *,
     learned: plan.Learned | None = None,
     changes: tuple[plan.Change, ...] = (),
@@ -51,7 +54,14 @@ def make(
 def adds_up(planned: plan.Plan) -> bool:
     """Every line of every GPU of every node sums to the card."""
     return all(
-        a.baseline_bytes + a.weights_bytes + (a.kv_bytes or 0) + a.graph_bytes + a.activation_bytes
-        + a.runtime_bytes + a.margin_bytes + (a.free_bytes or 0) == gpu["total_bytes"]
+        a.baseline_bytes
+        + a.weights_bytes
+        + (a.kv_bytes or 0)
+        + a.graph_bytes
+        + a.activation_bytes
+        + a.runtime_bytes
+        + a.margin_bytes
+        + (a.free_bytes or 0)
+        == gpu["total_bytes"]
         for a, gpu in zip(planned.per_gpu, planned.gpus * max(1, len(planned.nodes)), strict=True)
-    )  # fmt: skip
+    )

@@ -22,10 +22,22 @@ from unittest.mock import MagicMock
 
 STUBS = ("torchvision", "sgl_kernel", "flashinfer", "deep_gemm", "flash_mla")
 SHOWN = (
-    "mem_fraction_static", "chunked_prefill_size", "attention_backend", "moe_runner_backend", "kv_cache_dtype",
-    "dsa_prefill_backend", "dsa_decode_backend", "page_size", "max_running_requests", "quantization",
-    "disable_shared_experts_fusion", "tp_size", "watchdog_timeout", "disable_custom_all_reduce", "context_length",
-)  # fmt: skip
+    "mem_fraction_static",
+    "chunked_prefill_size",
+    "attention_backend",
+    "moe_runner_backend",
+    "kv_cache_dtype",
+    "dsa_prefill_backend",
+    "dsa_decode_backend",
+    "page_size",
+    "max_running_requests",
+    "quantization",
+    "disable_shared_experts_fusion",
+    "tp_size",
+    "watchdog_timeout",
+    "disable_custom_all_reduce",
+    "context_length",
+)
 
 
 class _Stub(types.ModuleType):

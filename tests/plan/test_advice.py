@@ -13,16 +13,16 @@ from planned import make, rtx
 from entrypoint import plan
 
 
-def followed(model: str, wishes: dict[str, Any]) -> tuple[plan.Plan, list[plan.Plan]]:
+def followed(model: str, constraints: dict[str, Any]) -> tuple[plan.Plan, list[plan.Plan]]:
     """The refused plan, and one for each change that it names."""
-    refused = make(model, rtx(), **wishes)
+    refused = make(model, rtx(), **constraints)
     assert not refused.feasible
     plans = []
     for reason in refused.reasons:
         if not reason.endswith(" would fit"):
             continue
         for change in reason.removesuffix(" would fit").rpartition(": ")[2].split("; or "):
-            given = dict(wishes)
+            given = dict(constraints)
             for one in change.split(" with "):
                 if one.startswith("removing "):
                     given.pop("ENGINE_ARGS")
@@ -36,7 +36,7 @@ def followed(model: str, wishes: dict[str, Any]) -> tuple[plan.Plan, list[plan.P
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "constraints",
     [
         {"TP": 3},
         {"TP": 5},
@@ -69,8 +69,8 @@ def followed(model: str, wishes: dict[str, Any]) -> tuple[plan.Plan, list[plan.P
     ],
     ids=str,
 )
-def test_what_is_said_to_fit_does(wishes: dict[str, Any]) -> None:
-    refused, plans = followed("glm-5-nvfp4", wishes)
+def test_what_is_said_to_fit_does(constraints: dict[str, Any]) -> None:
+    refused, plans = followed("glm-5-nvfp4", constraints)
     assert plans, refused.reasons
     assert all(planned.feasible for planned in plans), refused.reasons
 
@@ -94,8 +94,8 @@ def test_what_the_plan_would_choose_itself_is_taken_when_a_person_says_it(chunk:
 
 
 def test_many_wrong_wishes_together_still_get_a_way_out() -> None:
-    wishes = {"CONTEXT_LENGTH": 10**8, "MEM_FRACTION_STATIC": 0.01, "ATTENTION_BACKEND": "fa3", "EP": 3, "TP": 16}
-    refused, plans = followed("llama-8b", wishes)
+    constraints = {"CONTEXT_LENGTH": 10**8, "MEM_FRACTION_STATIC": 0.01, "ATTENTION_BACKEND": "fa3", "EP": 3, "TP": 16}
+    refused, plans = followed("llama-8b", constraints)
     assert plans and all(planned.feasible for planned in plans), refused.reasons
 
 
@@ -127,8 +127,8 @@ def test_no_change_is_named_when_none_is_enough() -> None:
         },
     ),
 )
-def test_whatever_is_wished_what_is_said_to_fit_does(model: str, wishes: dict[str, Any]) -> None:
-    if make(model, rtx(), **wishes).feasible:
+def test_whatever_is_wished_what_is_said_to_fit_does(model: str, constraints: dict[str, Any]) -> None:
+    if make(model, rtx(), **constraints).feasible:
         return
-    refused, plans = followed(model, wishes)
+    refused, plans = followed(model, constraints)
     assert all(planned.feasible for planned in plans), refused.reasons

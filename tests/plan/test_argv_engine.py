@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from planned import CONFIGS, h200, make, read, rtx
 
-from entrypoint import plan, presets, settings
+from entrypoint import plan
+from entrypoint.config import presets, settings
 
 BY_PRESET = {
     "glm-5-nvfp4": "glm-5-nvfp4",

@@ -8,19 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import checkpoint, hardware, plan, presets, settings
+from entrypoint import plan
+from entrypoint.checkpoint import checkpoint
+from entrypoint.config import presets, settings
 from entrypoint.errors import Stop
+from entrypoint.host import inventory
 from entrypoint.plan import flags
 
 BERT = {
-    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 384, "intermediate_size": 1536,
-    "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 6, "vocab_size": 30522,
-}  # fmt: skip
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 6,
+    "vocab_size": 30522,
+}
 GPT2 = {
-    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2,
-    "n_positions": 256, "vocab_size": 512,
-}  # fmt: skip
-BOX = hardware.Inventory(host_memory_bytes=16 << 30)
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 256,
+    "vocab_size": 512,
+}
+BOX = inventory.Inventory(host_memory_bytes=16 << 30)
 
 
 def made(tmp_path: Path, config: dict[str, object], **environ: str) -> plan.Plan:

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from planned import GIB, adds_up, h200, make, read, rtx
 
-from entrypoint import plan, presets, settings
+from entrypoint import plan
+from entrypoint.config import presets, settings
 from entrypoint.errors import Stop
 
 
@@ -48,7 +49,7 @@ def test_the_seed_failure_is_refused_with_the_number_that_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("constraints", "words"),
     [
         ({"TP": 4}, ["weights need", "TP=8 would fit"]),
         ({"TP": 16}, ["TP=16", "16 GPUs", "TP=8 would fit"]),
@@ -64,8 +65,8 @@ def test_the_seed_failure_is_refused_with_the_number_that_works() -> None:
         ({"CHUNKED_PREFILL_SIZE": 16384, "MEM_FRACTION_STATIC": 0.9}, ["MEM_FRACTION_STATIC=0.7"]),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_smallest_change(wishes: dict[str, object], words: list[str]) -> None:
-    planned = make("glm-5-nvfp4", rtx(), **wishes)
+def test_what_cannot_be_is_refused_with_the_smallest_change(constraints: dict[str, object], words: list[str]) -> None:
+    planned = make("glm-5-nvfp4", rtx(), **constraints)
     assert not planned.feasible
     text = "; ".join(planned.reasons)
     for word in words:
@@ -91,18 +92,24 @@ def test_an_occupied_gpu_is_named() -> None:
 def test_kernels_of_sm120_are_said_outright() -> None:
     flags = " ".join(flagship().flags)
     for text in (
-        "--quantization modelopt_fp4", "--moe-runner-backend flashinfer_cutlass", "--dsa-decode-backend "
-                                                                                  "flashinfer_sparse_mla",
-        "--dsa-prefill-backend flashinfer_sparse_mla", "--kv-cache-dtype fp8_e4m3", "--disable-shared-experts-fusion",
-        "--disable-custom-all-reduce", "--tp-size 8", "--enable-metrics", "--reasoning-parser glm45",
-    ):  # fmt: skip
+        "--quantization modelopt_fp4",
+        "--moe-runner-backend flashinfer_cutlass",
+        "--dsa-decode-backend flashinfer_sparse_mla",
+        "--dsa-prefill-backend flashinfer_sparse_mla",
+        "--kv-cache-dtype fp8_e4m3",
+        "--disable-shared-experts-fusion",
+        "--disable-custom-all-reduce",
+        "--tp-size 8",
+        "--enable-metrics",
+        "--reasoning-parser glm45",
+    ):
         assert text in flags
     other = make("glm-5-8-layers", h200())
     assert other.kv_cache_dtype == "bfloat16" and "--dsa-decode-backend" not in other.flags
 
 
 def test_shared_experts_that_are_quantised_too_stay_fused() -> None:
-    from entrypoint import checkpoint
+    from entrypoint.checkpoint import checkpoint
 
     config = dict(read("glm-5-nvfp4").config)
     quantised = {
@@ -132,7 +139,7 @@ def test_presets_load_say_what_they_are_and_comment_every_line(preset: str) -> N
 
 
 def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
-    from entrypoint import checkpoint
+    from entrypoint.checkpoint import checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["NeverHeardOfForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
@@ -146,12 +153,12 @@ def test_the_terminal_view_fits_80_columns_and_needs_no_colour() -> None:
 
     from rich.console import Console
 
-    from entrypoint.plan import explain
+    from entrypoint.ui import plan_text
 
     for planned in (flagship(), make("glm-5-nvfp4", rtx(), TP=4)):
         out = io.StringIO()
         document = planned.document(["python", "-m", "sglang.launch_server", *planned.flags], {})
-        Console(file=out, width=80, no_color=True).print(explain.render(document))
+        Console(file=out, width=80, no_color=True).print(plan_text.render(document))
         text = out.getvalue()
         assert max(map(len, text.splitlines())) <= 80
         assert "GPU 7" in text or "GPU 3" in text
@@ -173,15 +180,22 @@ def test_flags_that_the_account_cannot_follow_are_named() -> None:
 
 
 def test_an_encoder_on_a_gpu_and_cuda_without_gpus() -> None:
-    from entrypoint import checkpoint, hardware
+    from entrypoint.checkpoint import checkpoint
+    from entrypoint.host import inventory
 
-    bert = {"architectures": ["BertModel"], "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-            "max_position_embeddings": 512, "vocab_size": 30522}  # fmt: skip
+    bert = {
+        "architectures": ["BertModel"],
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 512,
+        "vocab_size": 30522,
+    }
     found = checkpoint.assemble(bert, {}, None, model="x", revision=None, path=None)
     planned = make(found, h200())
     assert planned.feasible and planned.is_embedding and planned.chunked_prefill_size == -1
     assert "--disable-radix-cache" in planned.flags and "--is-embedding" in planned.flags
-    nowhere = make(found, hardware.Inventory(), DEVICE="cuda")
+    nowhere = make(found, inventory.Inventory(), DEVICE="cuda")
     assert not nowhere.feasible and "DEVICE=cpu" in nowhere.reasons[0] and nowhere.per_gpu == ()
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from planned import GIB, h200, make, read, rtx
 
-from entrypoint import checkpoint_geometry
+from entrypoint.checkpoint import geometry
 from entrypoint.plan import memory, plan
 from entrypoint.plan.memory import Load
 from entrypoint.plan.sharding import Parallel
 
-GLM = checkpoint_geometry.of(read("glm-5-nvfp4").config, read("glm-5-nvfp4").architecture)
+GLM = geometry.of(read("glm-5-nvfp4").config, read("glm-5-nvfp4").architecture)
 LOAD = Load(chunk=4096, graph_bs=0, requests=64, context=202_752, prefill_graph=False)
 
 
@@ -37,13 +37,13 @@ def test_a_step_scores_every_sequence_in_it_but_no_more_than_the_pool_holds(
 
 
 def test_a_model_without_an_indexer_needs_none() -> None:
-    dense = checkpoint_geometry.of(read("llama-8b").config, read("llama-8b").architecture)
+    dense = geometry.of(read("llama-8b").config, read("llama-8b").architecture)
     assert memory.scratch(dense, LOAD, 10 * GIB, 10**6) == 0
 
 
-@pytest.mark.parametrize("wishes", [{}, {"KV_CACHE_DTYPE": "fp8_e4m3"}, {"CHUNKED_PREFILL_SIZE": 8192}, {"TP": 2}])
-def test_the_chosen_fraction_leaves_room_for_it_and_the_margin(wishes: dict[str, object]) -> None:
-    planned = make("glm-5-8-layers", h200(int(str(wishes.get("TP", 1)))), **wishes)
+@pytest.mark.parametrize("constraints", [{}, {"KV_CACHE_DTYPE": "fp8_e4m3"}, {"CHUNKED_PREFILL_SIZE": 8192}, {"TP": 2}])
+def test_the_chosen_fraction_leaves_room_for_it_and_the_margin(constraints: dict[str, object]) -> None:
+    planned = make("glm-5-8-layers", h200(int(str(constraints.get("TP", 1)))), **constraints)
     line = planned.per_gpu[0]
     assert planned.feasible and planned.mem_fraction_static
     slack = (planned.gpus[0]["total_bytes"] - line.baseline_bytes) * (1 - planned.mem_fraction_static)

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from planned import CONFIGS, adds_up, h200, make, read, rtx
 from rich.console import Console
 
-from entrypoint import checkpoint_geometry, inputs, plan, planning
+from entrypoint import plan
+from entrypoint.checkpoint import geometry
+from entrypoint.config import loading
 from entrypoint.errors import Stop
-from entrypoint.plan import explain, sharding
+from entrypoint.plan import sharding
 from entrypoint.plan.sharding import Parallel
+from entrypoint.supervisor import planning
+from entrypoint.ui import plan_text
 
 TWO = make("glm-5-nvfp4", rtx(), NNODES=2, TP=8, PP=2)
 ONE = make("glm-5-nvfp4", rtx())
@@ -74,7 +78,7 @@ def test_what_crosses_the_network() -> None:
 
 
 def test_indices_cross_where_a_stage_begins_with_a_layer_that_shares_them() -> None:
-    g = checkpoint_geometry.of(read("glm-5.2-nvfp4").config, "GlmMoeDsaForCausalLM")
+    g = geometry.of(read("glm-5.2-nvfp4").config, "GlmMoeDsaForCausalLM")
     for cut in ((39, 39), (38, 40), (40, 38)):
         text = ",".join(map(str, cut))
         planned = make("glm-5.2-nvfp4", rtx(), NNODES=2, passed={"SGLANG_PP_LAYER_PARTITION": text})
@@ -84,7 +88,7 @@ def test_indices_cross_where_a_stage_begins_with_a_layer_that_shares_them() -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "wishes", "sizes"),
+    ("model", "constraints", "sizes"),
     [
         ("glm-5-nvfp4", {"NNODES": 2}, (8, 2)),
         ("glm-5-nvfp4", {"NNODES": 2, "TP": 8}, (8, 2)),
@@ -100,16 +104,16 @@ def test_indices_cross_where_a_stage_begins_with_a_layer_that_shares_them() -> N
     ],
 )
 def test_auto_lays_a_stage_on_each_box_where_the_engine_can(
-    model: str, wishes: dict[str, Any], sizes: tuple[int, int]
+    model: str, constraints: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
-    planned = make(model, rtx(), **wishes)
+    planned = make(model, rtx(), **constraints)
     assert planned.feasible, planned.reasons
-    assert (planned.parallel["tp"], planned.parallel["pp"]) == sizes and len(planned.nodes) == wishes["NNODES"]
+    assert (planned.parallel["tp"], planned.parallel["pp"]) == sizes and len(planned.nodes) == constraints["NNODES"]
     assert " ".join(planned.flags).count("--pp-size") == (sizes[1] > 1)
 
 
 def test_a_model_that_cannot_be_cut_is_split_by_width_over_all_boxes() -> None:
-    from entrypoint import checkpoint
+    from entrypoint.checkpoint import checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["OlmoeForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
@@ -121,7 +125,7 @@ def test_a_model_that_cannot_be_cut_is_split_by_width_over_all_boxes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("constraints", "words"),
     [
         ({"NNODES": 3, "TP": 8, "PP": 2}, ["does not come out even over 3 boxes", "PP=3 would fit"]),
         ({"NNODES": 2, "TP": 4, "PP": 3}, ["does not come out even over 2 boxes", "would fit"]),
@@ -133,17 +137,17 @@ def test_a_model_that_cannot_be_cut_is_split_by_width_over_all_boxes() -> None:
         ({"NNODES": 2, "DEVICE": "cpu"}, ["NNODES=2: two ranks do not run on the CPU"]),
     ],
 )
-def test_what_cannot_be_started_is_refused_with_a_way_out(wishes: dict[str, Any], words: list[str]) -> None:
-    planned = make("glm-5-nvfp4", rtx(), **wishes)
+def test_what_cannot_be_started_is_refused_with_a_way_out(constraints: dict[str, Any], words: list[str]) -> None:
+    planned = make("glm-5-nvfp4", rtx(), **constraints)
     assert not planned.feasible
     text = "; ".join(planned.reasons)
     assert all(word in text for word in words), text
 
 
 def test_the_engines_switch_for_drafts_on_the_last_stage_is_seen() -> None:
-    wishes: dict[str, Any] = {"NNODES": 2, "PP": 2, "SPECULATIVE": "mtp"}
-    assert make("glm-5-nvfp4", rtx(), passed={"SGLANG_ENABLE_PP_SPEC": "1"}, **wishes).feasible
-    both = make("glm-5-nvfp4", rtx(), passed={"SGLANG_ENABLE_PP_SPEC": "1"}, DP_ATTENTION=2, **wishes)
+    constraints: dict[str, Any] = {"NNODES": 2, "PP": 2, "SPECULATIVE": "mtp"}
+    assert make("glm-5-nvfp4", rtx(), passed={"SGLANG_ENABLE_PP_SPEC": "1"}, **constraints).feasible
+    both = make("glm-5-nvfp4", rtx(), passed={"SGLANG_ENABLE_PP_SPEC": "1"}, DP_ATTENTION=2, **constraints)
     assert not both.feasible
 
 
@@ -222,7 +226,7 @@ def test_sums_of_the_nodes_are_the_totals_and_every_layer_is_held_once(
         return
     size = planned.parallel["tp"] * planned.parallel["pp"]
     assert len(planned.nodes) == nodes and len(planned.per_gpu) == size and adds_up(planned)
-    g = checkpoint_geometry.of(read(model).config, read(model).architecture)
+    g = geometry.of(read(model).config, read(model).architecture)
     assert held(planned) == list(range(g.layers))
     stages = [stage for node in planned.nodes for stage in node["stages"]]
     assert planned.max_total_tokens == min(s["kv_tokens"] for s in stages if s["kv_tokens"] is not None)
@@ -248,7 +252,7 @@ def planned_span(planned: plan.Plan) -> int:
 @pytest.mark.parametrize("pp", [2, 3, 5])
 def test_the_stages_tensors_are_those_of_one_stage(model: str, pp: int) -> None:
     found = read(model)
-    g = checkpoint_geometry.of(found.config, found.architecture)
+    g = geometry.of(found.config, found.architecture)
     whole = sharding.share(found.groups, g, Parallel(2), 0, sm=120).tensors
     parts = [sharding.share(found.groups, g, Parallel(2, pp), stage, sm=120).tensors for stage in range(pp)]
     assert sum(parts) == whole and min(parts) > 0
@@ -256,7 +260,7 @@ def test_the_stages_tensors_are_those_of_one_stage(model: str, pp: int) -> None:
 
 def test_a_tied_embedding_is_held_by_the_last_stage_too() -> None:
     found = read("qwen3-30b-a3b")
-    g = checkpoint_geometry.of({**found.config, "tie_word_embeddings": True}, found.architecture)
+    g = geometry.of({**found.config, "tie_word_embeddings": True}, found.architecture)
     whole = sharding.share(found.groups, g, Parallel(2), 0, sm=120).tensors
     parts = [sharding.share(found.groups, g, Parallel(2, 2), stage, sm=120).tensors for stage in range(2)]
     assert sum(parts) - whole == g.vocab * g.hidden * 2 // 2
@@ -290,13 +294,13 @@ def test_what_the_operator_sets_for_the_engine_reaches_the_plan(box: dict[str, s
     document, _ = planning.plan_document({**box, "SGLANG_PP_LAYER_PARTITION": "40,38"})
     assert [node["stages"][0]["layers"] for node in document["nodes"]] == [[0, 39], [40, 77]]
     assert document["engine"]["env"]["SGLANG_PP_LAYER_PARTITION"] == "40,38"
-    assert "SGLANG_PP_LAYER_PARTITION" not in inputs.load(box).environment
+    assert "SGLANG_PP_LAYER_PARTITION" not in loading.load(box).environment
 
 
 def shown(planned: plan.Plan, width: int = 80) -> str:
     out = io.StringIO()
     document = planned.document(["python", *planned.flags], {})
-    Console(file=out, width=width, no_color=True).print(explain.render(document))
+    Console(file=out, width=width, no_color=True).print(plan_text.render(document))
     return out.getvalue()
 
 

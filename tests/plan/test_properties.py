@@ -11,9 +11,17 @@ from planned import GIB, adds_up, h200, make, read, rtx
 from entrypoint.errors import Stop
 
 MODELS = st.sampled_from(
-    ["glm-5-nvfp4", "glm-5.2-nvfp4", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3.5-12-layers", "minimax-m2-8-layers",
-     "llama-8b", "deepseek-v3-8-layers"]
-)  # fmt: skip
+    [
+        "glm-5-nvfp4",
+        "glm-5.2-nvfp4",
+        "qwen3-30b-a3b",
+        "gpt-oss-20b",
+        "qwen3.5-12-layers",
+        "minimax-m2-8-layers",
+        "llama-8b",
+        "deepseek-v3-8-layers",
+    ]
+)
 CARDS = st.integers(16 * GIB, 300 * GIB)
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 WISHES: dict[str, st.SearchStrategy[Any]] = {
@@ -72,29 +80,35 @@ def test_eight_ranks_never_need_more_per_gpu_than_four(model: str) -> None:
 
 @FEW
 @given(MODELS, st.fixed_dictionaries({}, optional=WISHES))
-def test_what_a_person_set_survives(model: str, wishes: dict[str, Any]) -> None:
-    planned = make(model, rtx(), **wishes)
-    for name, value in wishes.items():
+def test_what_a_person_set_survives(model: str, constraints: dict[str, Any]) -> None:
+    planned = make(model, rtx(), **constraints)
+    for name, value in constraints.items():
         assert getattr(planned, name.lower()) == value, name
     sources = {decision.setting: decision.source for decision in planned.decisions}
-    assert all(sources[name.lower()] == "environment" for name in wishes)
+    assert all(sources[name.lower()] == "environment" for name in constraints)
     assert len(sources) == len(planned.decisions)
 
 
 @FEW
 @given(
     st.dictionaries(
-        st.sampled_from([*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling",
-                         "text_config"]),
-        st.one_of(st.none(), st.integers(-3, 500_000), st.just(10**400), st.text(max_size=5),
-                  st.lists(st.integers(0, 3), max_size=3),
-                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)),
+        st.sampled_from(
+            [*read("glm-5-nvfp4").config, "num_experts", "layer_types", "sliding_window", "rope_scaling", "text_config"]
+        ),
+        st.one_of(
+            st.none(),
+            st.integers(-3, 500_000),
+            st.just(10**400),
+            st.text(max_size=5),
+            st.lists(st.integers(0, 3), max_size=3),
+            st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+        ),
         max_size=6,
     ),
     st.sampled_from(["GlmMoeDsaForCausalLM", "NeverHeardOfForCausalLM", "", "GptOssForCausalLM", "GPT2LMHeadModel"]),
-)  # fmt: skip
+)
 def test_no_config_crashes_the_planner(broken: dict[str, Any], architecture: str) -> None:
-    from entrypoint import checkpoint
+    from entrypoint.checkpoint import checkpoint
 
     config = {**read("glm-5-nvfp4").config, **broken, "architectures": [architecture]}
     try:

@@ -33,8 +33,13 @@ def test_h200_readings(config: str, tp: int, fraction: float, weights: float, to
     assert 0.99 < planned.max_total_tokens / tokens < 1.005
 
 
-_FIXED = {"MEM_FRACTION_STATIC": 0.8, "CHUNKED_PREFILL_SIZE": 2048, "CUDA_GRAPH_MAX_BS": 8,
-          "MAX_RUNNING_REQUESTS": 16, "CONTEXT_LENGTH": 32768}  # fmt: skip
+_FIXED = {
+    "MEM_FRACTION_STATIC": 0.8,
+    "CHUNKED_PREFILL_SIZE": 2048,
+    "CUDA_GRAPH_MAX_BS": 8,
+    "MAX_RUNNING_REQUESTS": 16,
+    "CONTEXT_LENGTH": 32768,
+}
 _FP8 = {"KV_CACHE_DTYPE": "fp8_e4m3", "CHUNKED_PREFILL_SIZE": 8192, "CUDA_GRAPH_MAX_BS": 32}
 _SMALL = {"CUDA_GRAPH_MAX_BS": 8, "CONTEXT_LENGTH": 32768}
 # The account knew of one piece of the indexer's logits then, now of two.
@@ -124,9 +129,9 @@ def test_a_reading_of_another_layout_is_not_believed() -> None:
 def test_the_engines_own_default_fraction(config: str, box: object, tp: int, default: float) -> None:
     from planned import read
 
-    from entrypoint import checkpoint_geometry
+    from entrypoint.checkpoint import geometry
     from entrypoint.plan import memory, sharding
 
-    g = checkpoint_geometry.of(read(config).config, read(config).architecture)
+    g = geometry.of(read(config).config, read(config).architecture)
     total = box.gpus[0].total_bytes  # type: ignore[attr-defined]
     assert memory.engine_default(g, sharding.Parallel(tp=tp), total) == default

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import checkpoint as checkpoints
+from entrypoint.checkpoint import checkpoint as checkpoints
+from entrypoint.config.settings import load
 from entrypoint.errors import Stop
-from entrypoint.hardware import Gpu, Inventory
+from entrypoint.host.inventory import Gpu, Inventory
 from entrypoint.plan import Change, Learned
-from entrypoint.settings import load
 from entrypoint.state.boots import KEEP as KEPT_BOOTS
 from entrypoint.state.boots import Boot, Boots
 from entrypoint.state.files import Lock
@@ -26,10 +26,16 @@ from entrypoint.state.post_mortems import PostMortems, history
 
 BOX = Inventory(gpus=(Gpu(0, "RTX", 120, 100, 99), Gpu(1, "RTX", 120, 100, 98)), driver="580.1")
 BERT = {
-    "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512, "vocab_size": 100,
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
     "type_vocab_size": 2,
-}  # fmt: skip
+}
 LEARNED = Learned((Change("chunked_prefill_size", 8192, 4096, "it fits"),), 99, {"weights": 5.0})
 
 

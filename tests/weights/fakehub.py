@@ -151,9 +151,13 @@ class Handler(BaseHTTPRequestHandler):
     def record(self) -> dict[str, Any]:
         path = unquote(urlsplit(self.path).path)
         row = {
-            "method": self.command, "path": path, "range": self.headers.get("Range"), "at": time.monotonic(),
-            "auth": self.headers.get("Authorization"), "host": self.headers.get("Host"),
-        }  # fmt: skip
+            "method": self.command,
+            "path": path,
+            "range": self.headers.get("Range"),
+            "at": time.monotonic(),
+            "auth": self.headers.get("Authorization"),
+            "host": self.headers.get("Host"),
+        }
         with self.hub.lock:
             self.hub.log.append(row)
         return self.hub.take_fault(f"{self.command} {path}")
@@ -222,9 +226,10 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, headers, head=self.command == "HEAD")
         elif "lfs" in entry:  # to another host name, as the hub redirects to its CDN
             headers |= {
-                "X-Linked-Etag": f'"{entry["lfs"]["oid"]}"', "X-Linked-Size": str(entry["size"]),
+                "X-Linked-Etag": f'"{entry["lfs"]["oid"]}"',
+                "X-Linked-Size": str(entry["size"]),
                 "Location": f"http://localhost:{self.hub.port}/cdn/{entry['lfs']['oid']}",
-            }  # fmt: skip
+            }
             if fault.get("kind") == "noetag":
                 del headers["X-Linked-Etag"]
             self.reply(302, {**headers, **self.xet_headers(repository, name, entry)}, head=self.command == "HEAD")

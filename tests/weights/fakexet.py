@@ -83,11 +83,17 @@ class XetHandler(Handler):
             length = min((chunk + high - low) * CHUNK, size) - chunk * CHUNK
             first = low * (CHUNK + 8)
             terms.append({"hash": name, "unpacked_length": length, "range": {"start": low, "end": high}})
-            xorbs[name] = [{
-                "url": f"{self.hub.url}/xorb/{key}/{number}",
-                "ranges": [{"chunks": {"start": low, "end": high},
-                            "bytes": {"start": first, "end": first + length + 8 * (high - low) - 1}}],
-            }]  # fmt: skip
+            xorbs[name] = [
+                {
+                    "url": f"{self.hub.url}/xorb/{key}/{number}",
+                    "ranges": [
+                        {
+                            "chunks": {"start": low, "end": high},
+                            "bytes": {"start": first, "end": first + length + 8 * (high - low) - 1},
+                        }
+                    ],
+                }
+            ]
             chunk += high - low
         self.json({"offset_into_first_range": start % CHUNK, "terms": terms, "xorbs": xorbs})
 

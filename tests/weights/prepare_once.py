@@ -10,7 +10,8 @@ import json
 import os
 import sys
 
-from entrypoint import errors, settings
+from entrypoint import errors
+from entrypoint.config import settings
 from entrypoint.weights import download, preparing
 
 

@@ -14,7 +14,7 @@ from weights_kit import checkpoint, shard
 from entrypoint.weights import hashing
 from entrypoint.weights.common import Entry, Located, Manifest
 from entrypoint.weights.manifest import listing
-from entrypoint.weights.prove import Rules, prove
+from entrypoint.weights.verify import Rules, prove
 
 ONE, TWO = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -91,9 +91,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[bool, bool, bool]]] = {
     "one data bit": (edit(TWO, flipped(-1000)), NNY),
     "dtype BF16 to F16": (edit(TWO, header(lambda text: text.replace('"BF16"', '"F16"'))), NNY),
     "shape transposed": (edit(TWO, header(lambda text: text.replace("[256, 128]", "[128, 256]"))), NNY),
-    "shard of another revision": (edit(TWO, lambda _: shard(
-        {"layers.1.up": (128, 256), "layers.1.down": (256, 128)}, seed=78)), NNY),
-}  # fmt: skip
+    "shard of another revision": (
+        edit(TWO, lambda _: shard({"layers.1.up": (128, 256), "layers.1.down": (256, 128)}, seed=78)),
+        NNY,
+    ),
+}
 
 
 def manifest_of(root: Path, *, digests: bool) -> Manifest:

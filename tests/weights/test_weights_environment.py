@@ -15,9 +15,10 @@ from fakehub import FakeHub
 from weights_kit import REPO, Bench, checkpoint
 
 from entrypoint.errors import Stop
+from entrypoint.host import memory
 from entrypoint.plan import flags
 from entrypoint.units import GIB
-from entrypoint.weights import childfaults, download, environment, faults, host, layout, loader_options, locks
+from entrypoint.weights import childfaults, download, environment, faults, layout, loader_options, locks
 from entrypoint.weights.common import Entry
 
 
@@ -47,11 +48,14 @@ def test_offline_words(word: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "environ",
     [
-        {"HF_HUB_OFFLINE": "2"}, {"HF_HUB_OFFLINE": "y"}, {"HF_HUB_ETAG_TIMEOUT": "30s"},
+        {"HF_HUB_OFFLINE": "2"},
+        {"HF_HUB_OFFLINE": "y"},
+        {"HF_HUB_ETAG_TIMEOUT": "30s"},
         {"HF_HUB_DOWNLOAD_TIMEOUT": "1.5"},
-        {"HF_ENDPOINT": "huggingface.co"}, {"HF_TOKEN": "hf_with space"},
+        {"HF_ENDPOINT": "huggingface.co"},
+        {"HF_TOKEN": "hf_with space"},
     ],
-)  # fmt: skip
+)
 def test_values_that_the_client_would_misread_are_refused(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(Stop) as caught:
         read(tmp_path, **environ)
@@ -105,8 +109,8 @@ def test_which_file_system(path: str, kind: str) -> None:
 def test_cgroup_limits(tmp_path: Path) -> None:
     for text, limit in (("max\n", None), ("1073741824\n", GIB), ("9223372036854771712\n", None)):
         (tmp_path / "limit").write_text(text)
-        assert host.cgroup_limit((str(tmp_path / "none"), str(tmp_path / "limit"))) == limit
-    assert host.available_memory() > 0
+        assert memory.cgroup_limit((str(tmp_path / "none"), str(tmp_path / "limit"))) == limit
+    assert memory.available_memory() > 0
 
 
 def orphan(bench: Bench, etag: str) -> Path:
@@ -217,9 +221,13 @@ def test_a_cause_hidden_inside_another_error_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("number", "cause", "words"),
-    [(errno.ENOSPC, "disk_full", "free space"), (errno.EDQUOT, "disk_full", "free space"),
-     (errno.EROFS, "permission_denied", "read-only"), (errno.EACCES, "permission_denied", "chown -R")],
-)  # fmt: skip
+    [
+        (errno.ENOSPC, "disk_full", "free space"),
+        (errno.EDQUOT, "disk_full", "free space"),
+        (errno.EROFS, "permission_denied", "read-only"),
+        (errno.EACCES, "permission_denied", "chown -R"),
+    ],
+)
 def test_faults_of_the_disk(number: int, cause: str, words: str, tmp_path: Path) -> None:
     stop = faults.from_os_error(OSError(number, os.strerror(number)), tmp_path / "a" / "b", "HF_HOME")
     assert (stop.cause, stop.exit_code) == (cause, 73)
@@ -240,20 +248,26 @@ BIG = {
     [
         ({"file_system": "ext4"}, '--model-loader-extra-config {"enable_multithread_load":true,"num_threads":16}'),
         ({"file_system": "xfs", "cores": 32}, ""),
-        ({"file_system": "xfs", "cores": 12},
-         '--model-loader-extra-config {"enable_multithread_load":true,"num_threads":4}'),
+        (
+            {"file_system": "xfs", "cores": 12},
+            '--model-loader-extra-config {"enable_multithread_load":true,"num_threads":4}',
+        ),
         ({"file_system": "nfs4"}, "--weight-loader-prefetch-checkpoints --weight-loader-prefetch-num-threads 4"),
-        ({"file_system": "lustre", "cores": 256},
-         "--weight-loader-prefetch-checkpoints --weight-loader-prefetch-num-threads 8"),
-        ({"file_system": "nfs4", "cgroup_limit_bytes": 256 * GIB},
-         '--model-loader-extra-config {"enable_multithread_load":true,"num_threads":4} '
-         "--weight-loader-drop-cache-after-load"),
+        (
+            {"file_system": "lustre", "cores": 256},
+            "--weight-loader-prefetch-checkpoints --weight-loader-prefetch-num-threads 8",
+        ),
+        (
+            {"file_system": "nfs4", "cgroup_limit_bytes": 256 * GIB},
+            '--model-loader-extra-config {"enable_multithread_load":true,"num_threads":4} '
+            "--weight-loader-drop-cache-after-load",
+        ),
         ({"file_system": "ext4", "cores": 32, "host_memory_bytes": 256 * GIB}, "--weight-loader-drop-cache-after-load"),
         ({"file_system": "ext4", "device": "cpu"}, ""),
         ({"file_system": "nfs4", "checkpoint_bytes": 0}, ""),
         ({"file_system": "nfs4", "checkpoint_bytes": GIB}, ""),
     ],
-)  # fmt: skip
+)
 def test_loader_options(changes: dict[str, object], expected: str) -> None:
     options = loader_options(**{**BIG, **changes})  # type: ignore[arg-type]
     assert " ".join(options.flags) == expected

@@ -44,9 +44,10 @@ def bench(tmp_path: Path, hub: FakeHub) -> Bench:
 
 def start(bench: Bench, uid: int | None = None, **values: str) -> subprocess.Popen[bytes]:
     given = {
-        "RELAUNCH_MODEL": bench.model, "RELAUNCH_STATE_DIR": str(bench.root / "state"),
+        "RELAUNCH_MODEL": bench.model,
+        "RELAUNCH_STATE_DIR": str(bench.root / "state"),
         **{f"RELAUNCH_{name.upper()}": value for name, value in values.items()},
-    }  # fmt: skip
+    }
     request = json.dumps({"settings": given, "environ": bench.environ, "uid": uid})
     command = [sys.executable, "-P", str(SCRIPT), request]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)

@@ -14,7 +14,7 @@ from weights_kit import checkpoint, flip
 
 from entrypoint.weights import records
 from entrypoint.weights.common import Located, Manifest
-from entrypoint.weights.prove import Rules, Verdict, prove
+from entrypoint.weights.verify import Rules, Verdict, prove
 
 ONE = "model-00001-of-00003.safetensors"
 DAY = 86400.0

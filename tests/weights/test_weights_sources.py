@@ -16,9 +16,16 @@ from entrypoint.weights.common import Entry, Manifest
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("org/name", "hub"), ("gpt2", "hub"), ("/models/x", "directory"), ("./x", "directory"), ("~/x", "directory"),
-     ("package:a_b", "package"), ("generated:gpt2", "generated")],
-)  # fmt: skip
+    [
+        ("org/name", "hub"),
+        ("gpt2", "hub"),
+        ("/models/x", "directory"),
+        ("./x", "directory"),
+        ("~/x", "directory"),
+        ("package:a_b", "package"),
+        ("generated:gpt2", "generated"),
+    ],
+)
 def test_what_a_name_is(text: str, kind: str) -> None:
     assert reference.parse(text).kind == kind
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import settings
+from entrypoint.config import settings
 from entrypoint.errors import Stop
 from entrypoint.weights import Progress, Snapshot, prepare
 
@@ -76,18 +76,22 @@ class Bench:
     def environ(self) -> dict[str, str]:
         hub = {name: value for name, value in self.extra.items() if not name.startswith("RELAUNCH_")}
         return {
-            "PATH": os.environ["PATH"], "HOME": str(self.root), "HF_HOME": str(self.root / "home"),
-            "HF_ENDPOINT": self.endpoint, **hub,
-        }  # fmt: skip
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.root),
+            "HF_HOME": str(self.root / "home"),
+            "HF_ENDPOINT": self.endpoint,
+            **hub,
+        }
 
     def loaded(self, **values: str) -> settings.Loaded:
         """Settings from keyword names without RELAUNCH_, in lower case."""
         given = {
-            "RELAUNCH_MODEL": self.model, "RELAUNCH_STATE_DIR": str(self.root / "state"),
+            "RELAUNCH_MODEL": self.model,
+            "RELAUNCH_STATE_DIR": str(self.root / "state"),
             "RELAUNCH_CACHE_DIR": str(self.root / "relaunch-cache"),
             **{name: value for name, value in self.extra.items() if name.startswith("RELAUNCH_")},
             **{f"RELAUNCH_{name.upper()}": value for name, value in values.items()},
-        }  # fmt: skip
+        }
         return settings.load(given, {})
 
     async def prepare(self, **values: str) -> Snapshot:

@@ -1,0 +1,74 @@
+"""What every verb starts from: settings with their preset, the inventory, and where the checkpoint is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import config_rejected
+from ..host import inventory as hardware
+from ..host.inventory import Inventory
+from . import presets, settings
+from .settings import Loaded
+
+REHEARSAL = "rehearsal"
+
+
+# What the operator sets for the engine and the plan must know of.
+SEEN = (
+    "SGLANG_PP_LAYER_PARTITION",
+    "SGLANG_ENABLE_PP_SPEC",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+)
+
+
+def load(environ: Mapping[str, str] | None = None) -> Loaded:
+    """Settings from the environment and the preset that it names, if any."""
+    environ = os.environ if environ is None else environ
+    loaded = settings.load(environ, presets.read_all())
+    seen = {name: environ[name] for name in SEEN if environ.get(name)}
+    return replace(loaded, environment={**loaded.environment, **seen})
+
+
+def inventory(loaded: Loaded, environ: Mapping[str, str] | None = None) -> Inventory:
+    """The recorded inventory when one is set, else this box."""
+    path = loaded.settings.gpu_inventory
+    if path is not None:
+        return hardware.load(path)
+    return hardware.read((os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES"))
+
+
+def resolve_preset(loaded: Loaded, box: Inventory, environ: Mapping[str, str] | None = None) -> Loaded:
+    """``loaded`` with a preset chosen where neither preset nor model is set: `rehearsal` on a box without a
+    GPU. Raises Stop (78) on a box with GPUs, naming the presets that fit."""
+    if loaded.settings.preset or loaded.settings.model:
+        return loaded
+    if box.gpus and loaded.settings.device != "cpu":
+        names = ", ".join(fitting(box)) or "none of env/"
+        raise config_rejected(
+            "neither RELAUNCH_PRESET nor RELAUNCH_MODEL is set",
+            f"set one; presets made for a box of {len(box.gpus)} GPUs like this one: {names}",
+        )
+    chosen = settings.load(os.environ if environ is None else environ, presets.read_all(), REHEARSAL)
+    why = "DEVICE is cpu" if box.gpus else "this box has no GPU"
+    source = " (in the inventory)" if box.recorded and not box.gpus else ""
+    note = (
+        f"preset {REHEARSAL} chosen because {why}{source} and neither RELAUNCH_PRESET nor RELAUNCH_MODEL is set: "
+        "a small real model on the CPU"
+    )
+    return replace(chosen, notes=(*chosen.notes, note))
+
+
+def fitting(box: Inventory) -> list[str]:
+    """Names of the presets whose tensor parallel size this box can seat."""
+    names = []
+    for name, text in presets.read_all().items():
+        values = {key: value for _, key, value in presets.parse(name, text)}
+        size = values.get("RELAUNCH_TP", "8")
+        if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= len(box.gpus):
+            names.append(name)
+    return names

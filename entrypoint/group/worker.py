@@ -1,0 +1,290 @@
+"""A worker of a group: asks the head what to do, and does only that. Without the head it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ..config.settings import Loaded
+from ..engine.run import Run
+from ..errors import Stop, config_rejected
+from ..healing import machine
+from ..plan import Change
+from ..supervisor.diagnosis import Diagnosis, FailedRun
+from ..supervisor.launch import Launch, Prepared
+from ..supervisor.monitors import Alarm
+from ..supervisor.single_node import SingleNode
+from . import address
+from .identity import cards, identity
+from .messages import NEVER, Answer, Card, End, Outcome, Refusal, Report, Standing, answer_from, report_to
+
+if TYPE_CHECKING:
+    import httpx
+
+BEAT = 0.5
+FAREWELL_SECONDS = 5.0
+# Before the engine of a node that is being stopped is killed, and before that node goes.
+PARTING_SECONDS = 1.0
+# Characters of the log that a report carries; JSON makes at most six times as many bytes of them.
+MOST_CHARS = 4 << 20
+
+
+class Worker(SingleNode):
+    """``post`` sends events to the supervisor's loop; the other callbacks are as in `head.py`."""
+
+    follows = True
+
+    def __init__(
+        self,
+        launch: Launch,
+        diagnosis: Diagnosis,
+        loaded: Loaded,
+        post: Callable[[machine.Event], None],
+        on_alarm: Callable[[Alarm], None],
+        on_wait: Callable[[str | None], None],
+    ) -> None:
+        super().__init__(launch, diagnosis)
+        self._settings = loaded.settings
+        self._post, self._on_alarm, self._on_wait = post, on_alarm, on_wait
+        self._head = address.head_address(loaded.settings)
+        self._life, self._host = uuid.uuid4().hex, address.host_name()
+        self._standing: Standing = "preparing"
+        self._epoch: str | None = None
+        self._identity: dict[str, str] = {}
+        self._cards: tuple[Card, ...] = ()
+        self._end: End | None = None
+        self._end_at = 0.0
+        self._refusal: Refusal | None = None
+        self._over = False  # the head gave up, and we with it
+        self._run: Run | None = None
+        self._answered = time.monotonic()
+        self._heard_as: Standing | None = None  # how we stood in the last report that was answered
+        self._quiet = NEVER  # of the other nodes, when that was answered
+        self._answer: Answer | None = None
+        self._silence: str | None = None
+        self._barred: Stop | None = None  # the head will not have us
+        self._beat = asyncio.Event()  # set after every attempt to reach the head
+        self._news = asyncio.Event()  # something that the head should hear at once
+
+    # -- the link ----------------------------------------------------------------------------------------------
+
+    async def link(self) -> machine.Event:
+        import httpx
+
+        wait = min(5.0, self._settings.hang_timeout / 3)
+        bearer = f"Bearer {self._settings.control_token}".encode()
+        headers = {b"Authorization": bearer, b"Content-Type": b"application/json"}
+        async with httpx.AsyncClient(timeout=wait, trust_env=False, headers=headers) as client:
+            while True:
+                began = time.monotonic()
+                try:
+                    self._take(await self._ask(client))
+                except Stop as stop:
+                    self._barred = stop
+                    self._beat.set()
+                    return await super().link()
+                except Exception as error:  # whatever it is: without the link this node would wait for ever
+                    self._silence = self._line(f"{type(error).__name__}: {error}")
+                self._beat.set()
+                self._beat = asyncio.Event()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), max(0.05, BEAT - (time.monotonic() - began)))
+                self._news.clear()
+
+    def _line(self, text: str) -> str:
+        """On one line, and without the secret that some errors of the HTTP client quote."""
+        return " ".join(text.replace(str(self._settings.control_token), "***").split())[:200]
+
+    async def _ask(self, client: httpx.AsyncClient) -> Answer:
+        sent = self._report()
+        response = await client.post(f"http://{self._head}/group", content=report_to(sent))
+        if response.status_code == 401:
+            raise config_rejected(
+                f"the head at {self._head} refuses our RELAUNCH_CONTROL_TOKEN", "set the same token on every node"
+            )
+        if response.status_code in (404, 405):
+            raise config_rejected(
+                f"{self._head} is the control port of no group's head",
+                "check RELAUNCH_GROUP_HEAD (or RELAUNCH_DIST_INIT_ADDR), and RELAUNCH_NNODES there",
+            )
+        if response.status_code in (400, 409):
+            try:
+                why = self._line(str(response.json()["error"]))
+            except (ValueError, TypeError, KeyError):
+                why = "no reason given"
+            raise config_rejected(f"the head at {self._head} refuses this node: {why}", "see the head's log")
+        response.raise_for_status()
+        try:
+            answer = answer_from(response.content)
+        except ValueError:
+            raise ConnectionError("what answers there is no head of a group") from None
+        self._answered, self._silence, self._heard_as = time.monotonic(), None, sent.standing
+        return answer
+
+    def _report(self) -> Report:
+        now = time.monotonic()
+        end = self._end
+        if end is not None:
+            end = End(**{**vars(end), "age": now - self._end_at})
+        return Report(
+            self._settings.node_rank,
+            self._life,
+            self._host,
+            self._standing,
+            self._epoch,
+            self._identity,
+            self._cards,
+            now - self._run.active if self._run is not None else NEVER,
+            end,
+            self._refusal,
+        )
+
+    def _take(self, answer: Answer) -> None:
+        self._answer = answer
+        if answer.order in ("start", "run"):
+            self._quiet = answer.quiet
+        refusal = answer.refusal if answer.order == "over" else None
+        self._over = self._over or refusal is not None
+        if refusal is not None and self._standing == "preparing":
+            self._post(machine.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
+        run = self._run
+        if answer.order == "run" and answer.ready and run is not None and answer.epoch == self._epoch:
+            self._post(machine.FiredUp(run.number))  # which says nothing new once this node is READY
+
+    async def _next(self) -> Answer | None:
+        """The answer to the next beat; None when there was none. Raises Stop once the head has refused us."""
+        self._answer = None
+        if self._barred is None:
+            await self._beat.wait()
+        if self._barred is not None:
+            raise self._barred
+        return self._answer
+
+    # -- what the supervisor asks ------------------------------------------------------------------------------
+
+    def preparing(self) -> None:
+        self._standing, self._epoch, self._end = "preparing", None, None
+
+    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+        self._identity, self._cards = identity(prepared), cards(prepared.inventory)
+        self._standing, self._epoch, self._end, self._run = "waiting", None, None, None
+        try:
+            while True:
+                answer = await self._next()
+                if answer is not None and answer.order == "start" and answer.plan is not None:
+                    self._standing, self._epoch = "running", answer.epoch
+                    return await self.launch.adopt(prepared, answer.plan)
+                if answer is not None and answer.refusal is not None:
+                    over = answer.refusal
+                    raise Stop(over.cause, over.reason, over.next_step, exit_code=over.exit_code)
+                why = self._silence or (answer.words if answer is not None else "")
+                self._on_wait(f"waiting for the head at {self._head}" + (f": {why}" if why else ""))
+        finally:
+            self._on_wait(None)
+
+    def spawned(self, run: Run) -> None:
+        self._run, self._quiet = run, NEVER
+
+    async def watch(self, run: Run) -> machine.Event:
+        while True:
+            try:
+                answer = await self._next()
+            except Stop as stop:
+                self._on_alarm(Alarm(stop.message, group=True))
+                return machine.Unhealthy(run.number, stop.message)
+            silent = time.monotonic() - self._answered
+            reason = None
+            if answer is None and silent > self._settings.hang_timeout:
+                reason = f"the head at {self._head} is no longer heard"
+            elif answer is not None and answer.order in ("end", "over"):
+                reason = answer.words or "the group is over"
+            if reason:
+                self._on_alarm(Alarm(reason, group=True))
+                return machine.Unhealthy(run.number, reason)
+
+    def quiet(self) -> float:
+        return self._quiet + time.monotonic() - self._answered
+
+    def leaving(self) -> None:
+        self._standing = "leaving"
+        self._news.set()
+
+    async def parting(self) -> None:
+        # An engine that is killed for a stop must not look like one that fell.
+        await self._heard(PARTING_SECONDS)
+
+    async def _heard(self, seconds: float) -> None:
+        """Until the head knows how we stand; not when it cannot be reached."""
+        began = time.monotonic()
+        while self._standing in ("leaving", "gave_up") and self._heard_as != self._standing:
+            away = self._standing == "leaving" and self._silence is not None
+            if away or self._barred or time.monotonic() - began > seconds:
+                return
+            await asyncio.sleep(0.05)
+
+    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> machine.Diagnosed:
+        """Say how it ended; hear what follows. Waits for a head that is away."""
+        found = await self.diagnosis.find(failed)
+        self._end_at = found.at
+        self._end = End(
+            0.0,
+            found.own,
+            asdict(found.observed),
+            _fitting(found.lines),
+            found.exit_code,
+            found.alarm,
+            found.stages,
+            found.readings,
+        )
+        self._standing = "ended"
+        while True:
+            try:
+                answer = await self._next()
+            except Stop as stop:
+                return machine.Diagnosed(stop.cause, stop.message, stop.next_step, stop.exit_code, retry=False)
+            if answer is not None and answer.order == "over" and answer.refusal is not None:
+                refusal = answer.refusal
+                return machine.Diagnosed(
+                    refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False
+                )
+            if answer is not None and answer.outcome is not None:
+                return self._follow(answer.outcome)
+            if answer is None:
+                self._on_wait(f"waiting for the head at {self._head}: {self._silence}")
+
+    def _follow(self, outcome: Outcome) -> machine.Diagnosed:
+        told = self.diagnosis
+        self._over = self._over or not outcome.retry
+        told.repair = outcome.repair if outcome.node == self._settings.node_rank else None
+        told.clear_jit_cache, told.wait_for_memory = outcome.clear_jit_cache, outcome.wait_for_memory
+        return machine.Diagnosed(
+            outcome.cause, outcome.reason, outcome.next_step, outcome.exit_code, retry=outcome.retry
+        )
+
+    def recovering(self) -> None:
+        self._standing, self._end = "preparing", None
+
+    def gave_up(self, refusal: Refusal) -> None:
+        # What came from the head is not ours: a head that returns must not give up over it again.
+        self._standing, self._refusal = "gave_up", None if self._over else refusal
+        self._news.set()
+
+    async def farewell(self) -> None:
+        if not self._over:
+            await self._heard(PARTING_SECONDS if self._standing == "leaving" else FAREWELL_SECONDS)
+
+
+def _fitting(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines, as many as a report may carry."""
+    room, kept = MOST_CHARS, []
+    for line in reversed(lines):
+        room -= len(line)
+        if room < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))

@@ -1,0 +1,166 @@
+"""What a person should hear about a plan: combinations that cannot be, and what the account does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.geometry import Geometry
+from ..host.inventory import Gpu
+from ..units import GIB
+from . import nodes, pipeline, solve
+from .constraints import Constraints
+from .infeasibility import VISIBLE, Problem
+from .kernel_limits import OLDEST
+from .sharding import Parallel
+
+# Flags that move memory in ways that no term here follows.
+UNACCOUNTED = (
+    "speculative_algorithm",
+    "cpu_offload_gb",
+    "enable_symm_mem",
+    "moe_a2a_backend",
+    "dp_size",
+    "dcp_size",
+    "enable_lora",
+    "lora_paths",
+    "enable_two_batch_overlap",
+    "enable_hisparse",
+    "ep_num_redundant_experts",
+    "enable_unified_memory",
+)
+
+
+def unaccounted(constraints: Constraints) -> list[str]:
+    """One line per ENGINE_ARGS flag that the account leaves out."""
+    return [
+        f"{given.tokens[0]} in ENGINE_ARGS changes memory in ways that the account does not follow: "
+        "the margin must carry it"
+        for given in constraints.given
+        if given.flag.dest in UNACCOUNTED
+    ]
+
+
+def pages(case: solve.Case, chunk: int) -> Problem | None:
+    """The scheduler cuts prompts at page borders."""
+    if chunk <= 0 or chunk % case.page == 0:
+        return None
+    fit = max(case.page, chunk // case.page * case.page)
+    name = "CHUNKED_PREFILL_SIZE"
+    text = f"{name}={chunk} is not a multiple of the page size {case.page}"
+    return Problem(text, ({"chunked_prefill_size": fit}, {"chunked_prefill_size": None}))
+
+
+def page(constraints: Constraints, page: int) -> list[str]:
+    asked = constraints.engine_arg("page_size")
+    if asked is None or str(asked) == str(page):
+        return []
+    return [
+        f"--page-size {asked} in ENGINE_ARGS: the engine takes {page} with this attention backend, and so does the "
+        "account"
+    ]
+
+
+def old(gpus: tuple[Gpu, ...]) -> Problem | None:
+    """GPUs that no kernel of the engine is built for."""
+    found = [gpu for gpu in gpus if gpu.sm < OLDEST]
+    if not found:
+        return None
+    names = ", ".join(f"GPU {gpu.index} ({gpu.name}, SM {gpu.sm})" for gpu in found[:3])
+    return Problem(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
+
+
+def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
+    kinds = sorted({f"{gpu.name} (SM {gpu.sm})" for gpu in gpus})
+    if len({gpu.sm for gpu in gpus}) < 2:
+        return []
+    return [
+        f"GPUs of different architectures work on one model: {', '.join(kinds)}; kernels are chosen for the "
+        "oldest, and the engine was not seen to run so"
+    ]
+
+
+def alone(gpus: tuple[Gpu, ...]) -> tuple[dict[str, Any], ...]:
+    """The GPUs of a mixed box that are alike, by themselves, those with most memory first."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for gpu in gpus:
+        kinds.setdefault((gpu.free_bytes // (4 * GIB), gpu.sm), []).append(gpu.index)
+    ranked = sorted(kinds.items(), key=lambda kind: -kind[0][0] * len(kind[1]))
+    return tuple({VISIBLE: tuple(indices), "tp": None} for _, indices in ranked) if len(kinds) > 1 else ()
+
+
+def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Problem | None:
+    if not draft:
+        return None
+    has = any(
+        f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
+    )
+    return None if has else Problem("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
+
+
+def boxes(constraints: Constraints, case: solve.Case, here: int) -> Iterator[str]:
+    """What several nodes of ``here`` GPUs each should hear. Nothing on one node."""
+    parallel = case.parallel
+    if parallel.nodes == 1:
+        return
+    yield f"planned for {parallel.nodes} boxes like this one: what the others really hold is not looked at"
+    if 0 < parallel.per_node < here:
+        yield f"{here - parallel.per_node} of the {here} GPUs of each box stay idle"
+    if parallel.span > 1:
+        yield _wide(constraints, case)
+    if constraints.seen("NCCL_IB_DISABLE") == "1":
+        yield "NCCL_IB_DISABLE=1: between the boxes NCCL takes TCP alone; set it to 0 if they have InfiniBand or RoCE"
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if constraints.seen(name) == "lo":
+            yield f"{name}=lo: ranks meet over the loopback alone, which reaches no other box"
+
+
+def _wide(constraints: Constraints, case: solve.Case) -> str:
+    """A tensor-parallel group over several boxes, in numbers."""
+    parallel, g = case.parallel, case.g
+    crossing = nodes.network(g, parallel, case.load)
+    assert crossing is not None and crossing["tensor"] is not None
+    wide = crossing["tensor"]
+    prefill, decode = nodes.size(wide["bytes_per_prefill_step"]), nodes.size(wide["bytes_per_decode_step"])
+    text = (
+        f"TP={parallel.tp} lies over {parallel.span} boxes: {wide['all_reduces']} all-reduces of every step cross the "
+        f"network, one after the other; each box sends at least {prefill} for {crossing['prefill_tokens']} tokens of "
+        f"prefill and {decode} for a decode step of {crossing['decode_tokens']} requests"
+    )
+    stages = parallel.pp * parallel.span
+    if parallel.tp % parallel.span or stages > g.layers or not pipeline.possible(constraints, g):
+        return text
+    narrow = Parallel(parallel.tp // parallel.span, stages, nodes=parallel.nodes)
+    pipe = (nodes.network(g, narrow, case.load) or {})["pipeline"]
+    prefill, decode = nodes.size(pipe["bytes_per_prefill_step"]), nodes.size(pipe["bytes_per_decode_step"])
+    return f"{text}; TP={narrow.tp} with PP={stages} would send {prefill} and {decode}, in one message"
+
+
+def cautions(
+    checkpoint: Checkpoint, g: Geometry, result: solve.Result, constraints: Constraints, case: solve.Case
+) -> list[str]:
+    found = []
+    if not g.known:
+        found.append(
+            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
+            f"cautious guess from config.json"
+        )
+    if checkpoint.generated:
+        found.append("there are no shard headers: tensors were generated from config.json")
+    if result.unmatched:
+        names = ", ".join(result.unmatched[:3])
+        found.append(
+            f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}"
+        )
+    context, requests = case.load.context, case.load.requests
+    if (
+        constraints.is_user_set("context_length")
+        and constraints.is_user_set("max_running_requests")
+        and 0 < result.tokens < context * requests
+    ):
+        found.append(
+            f"the pool holds {result.tokens // context} requests of full length at once; {requests} share it "
+            f"while they are short"
+        )
+    return found

@@ -1,0 +1,98 @@
+"""Log lines to stderr from a thread of their own, so that a blocked terminal or log driver never blocks the
+event loop. Own lines and the engine's lines; text, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from typing import TextIO
+
+from ..engine.lines import strip_ansi
+from ..state.files import utc
+
+LEVELS = ("debug", "info", "warning", "error")
+MAX_PENDING = 20_000
+
+
+class Log:
+    """``say`` and ``engine`` never block and never raise. When the reader is too slow, lines are dropped and
+    their number is said."""
+
+    def __init__(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
+        self._level = LEVELS.index(level)
+        self._json = fmt == "json"
+        self._stream = stream or sys.stderr
+        # Files and log drivers get no colour codes, whatever the engine's libraries think.
+        self._plain = self._json or not self._stream.isatty()
+        self._pending: deque[str] = deque()
+        self._dropped = 0
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def debug(self, text: str) -> None:
+        self.say("debug", text)
+
+    def info(self, text: str) -> None:
+        self.say("info", text)
+
+    def warning(self, text: str) -> None:
+        self.say("warning", text)
+
+    def error(self, text: str) -> None:
+        self.say("error", text)
+
+    def say(self, level: str, text: str) -> None:
+        if LEVELS.index(level) < self._level:
+            return
+        now = utc(time.time())
+        if self._json:
+            line = json.dumps({"time": now, "level": level, "source": "relaunch", "message": text})
+        else:
+            line = f"{now} relaunch {level.upper()}: {text}"
+        self._put(line)
+
+    def engine(self, text: str) -> None:
+        """A line of the engine, unchanged but for colours off a terminal, or wrapped when lines are JSON."""
+        if self._plain:
+            text = strip_ansi(text)
+        if self._json:
+            text = json.dumps({"time": utc(time.time()), "level": "info", "source": "engine", "message": text})
+        self._put(text)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Write what is pending, for at most ``timeout`` seconds."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _put(self, line: str) -> None:
+        with self._wake:
+            if len(self._pending) >= MAX_PENDING:
+                self._dropped += 1
+                return
+            self._pending.append(line)
+            self._wake.notify()
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                while not self._pending and not self._closed:
+                    self._wake.wait()
+                lines = list(self._pending)
+                self._pending.clear()
+                if self._dropped:
+                    lines.append(f"relaunch: {self._dropped} log lines dropped, the reader is too slow")
+                    self._dropped = 0
+                if not lines and self._closed:
+                    return
+            try:
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                continue

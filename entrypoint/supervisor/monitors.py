@@ -1,0 +1,207 @@
+"""The loops that watch a run: stalls while it starts, hangs and nonsense while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config.settings import Settings
+from ..control.status import Status
+from ..engine import canary
+from ..engine.canary import Failure
+from ..engine.client import EngineClient
+from ..engine.log import Progress, StageBegun, StageEnded, TokenActivity
+from ..engine.run import Run
+from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch
+
+METRICS_EVERY = 5.0
+# A canary that failed is asked again before anything is believed of it.
+CANARY_TRIES = 2
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """``hang``: startup or serving; ``canary``: what the answer was; ``group``: this node's engine is ended because of
+    another node. One of the three is set, or none for what the reason alone says. ``stopped``: the hang is that of a
+    process stopped by a signal."""
+
+    reason: str
+    hang: Literal["startup", "serving"] | None = None
+    canary: Failure | None = None
+    group: bool = False
+    stopped: bool = False
+
+
+async def watch_start(
+    run: Run, settings: Settings, seen: Callable[[], object | None], quiet_elsewhere: Callable[[], float]
+) -> Alarm:
+    """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None;
+    ``quiet_elsewhere`` the seconds since another node of the group showed progress: ranks wait for each other."""
+    watchdog = StartupWatchdog(settings.stage_stall_timeout, time.monotonic())
+    stopped = StoppedWatch(settings.hang_timeout)
+    heard = 0
+    while True:
+        await asyncio.sleep(1.0)
+        now = time.monotonic()
+        if isinstance(seen(), Progress | StageBegun | StageEnded) or run.heard != heard:
+            watchdog.progress(now)
+        heard = run.heard
+        engine = run.engine
+        watchdog.elsewhere(now - quiet_elsewhere())
+        halted = stopped.check(now, engine.stopped())
+        reason = halted or watchdog.check(now, run.stage, engine.compiling(), engine.bytes_read())
+        run.active = watchdog.last
+        if reason:
+            return Alarm(reason, hang="startup", stopped=halted is not None)
+
+
+class WorkerMonitor:
+    """Watches what a worker of a group can see by itself: its processes. The rest is seen by the head."""
+
+    reference: tuple[float, ...] = ()
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        self._run, self._stopped = run, StoppedWatch(settings.hang_timeout)
+
+    def log_event(self, event: object) -> None:
+        """As in ServingMonitor."""
+
+    async def watch(self) -> Alarm:
+        """Return when a process has been stopped for too long."""
+        while True:
+            await asyncio.sleep(1.0)
+            reason = self._stopped.check(time.monotonic(), self._run.engine.stopped())
+            if reason:
+                return Alarm(reason, hang="serving", stopped=True)
+
+
+class ServingMonitor:
+    """Watches a serving run until something is wrong with it."""
+
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        client: EngineClient,
+        kind: canary.Kind,
+        status: Status,
+        reference: tuple[float, ...],
+    ) -> None:
+        self._run, self._settings, self._client, self._kind, self._status = run, settings, client, kind, status
+        self.reference = reference
+        self._hang_detector = HangDetector(settings.hang_timeout, settings.canary, time.monotonic())
+        self._stopped = StoppedWatch(settings.hang_timeout)
+        self._tokens: float | None = None
+        self._busy = False
+        self._pulse: asyncio.Task[None] | None = None
+        self._canary: asyncio.Task[canary.Verdict | None] | None = None
+
+    def log_event(self, event: object) -> None:
+        """Called for every event of the engine's log."""
+        if isinstance(event, TokenActivity):
+            self._hang_detector.tokens(time.monotonic())
+
+    async def watch(self) -> Alarm:
+        """Return at the first hang or insane answer."""
+        metrics: asyncio.Task[None] | None = None
+        next_metrics = now = time.monotonic()
+        next_canary = now + self._settings.canary_interval
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                now = time.monotonic()
+                self._status.hang_checks += 1
+                if self._run.engine.compiling():
+                    self._hang_detector.compiling(now)
+                if now >= next_metrics and _over(metrics):
+                    metrics = asyncio.create_task(self._metrics())
+                    next_metrics = now + METRICS_EVERY
+                if _over(self._pulse) and self._hang_detector.wants_pulse(now):
+                    self._pulse = asyncio.create_task(self._send_pulse())
+                if self._canary is not None and self._canary.done():
+                    verdict, self._canary = self._canary.result(), None
+                    if verdict is not None and verdict.failure:
+                        return Alarm(verdict.detail, canary=verdict.failure)
+                if self._settings.canary and now >= next_canary and not self._busy and self._canary is None:
+                    self._canary = asyncio.create_task(self.ask_canary())
+                    next_canary = now + self._settings.canary_interval
+                stopped = self._run.engine.stopped()
+                halted = self._stopped.check(now, stopped)
+                reason = halted or self._hang_detector.check(now)
+                if reason:
+                    return Alarm(reason, hang="serving", stopped=halted is not None)
+                self._show(now, stopped)
+        finally:
+            for task in (metrics, self._pulse, self._canary):
+                if task is not None:
+                    task.cancel()
+
+    def _show(self, now: float, stopped: list[str]) -> None:
+        """No balancer should send more to an engine that is under suspicion."""
+        if stopped:
+            self._status.reason = f"{', '.join(stopped)} is stopped by a signal"
+        elif self._hang_detector.suspicious(now):
+            self._status.reason = "the engine's HTTP server does not answer"
+        else:
+            self._status.reason = None
+        self._status.healthy = self._status.reason is None
+
+    async def ask_canary(self) -> canary.Verdict | None:
+        """Ask until sane, at most CANARY_TRIES times. None: no answer came; the hang rules see to that."""
+        import httpx
+
+        verdict: canary.Verdict | None = None
+        for _ in range(CANARY_TRIES):
+            self._status.canary_runs += 1
+            try:
+                answer = await self._client.ask(
+                    canary.request(self._kind), embedding=self._kind.embedding, timeout=self._settings.hang_timeout / 2
+                )
+            except (httpx.HTTPError, ValueError):
+                return None
+            self._hang_detector.tokens(time.monotonic())
+            try:
+                verdict = canary.judge(self._kind, answer, self.reference)
+            except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+                verdict = canary.Verdict("degenerate", f"the answer has not the form of an answer: {error}")
+            if verdict.failure is None:
+                self.reference = verdict.reference
+                return verdict
+            self._status.canary_failures += 1
+        return verdict
+
+    async def _metrics(self) -> None:
+        import httpx
+
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            activity = await self._client.activity()
+            now = time.monotonic()
+            self._hang_detector.metrics_answered(now, activity.waiting)
+            self._busy = activity.waiting > 0
+            if self._tokens is not None and activity.tokens != self._tokens:
+                self._hang_detector.tokens(now)
+            self._tokens = activity.tokens
+
+    async def _send_pulse(self) -> None:
+        import httpx
+
+        self._hang_detector.pulse_sent(time.monotonic())
+        answered = False
+        try:
+            # Longer than the watchdog's own patience: it decides, and an engine that computes for others may.
+            await self._client.ask(
+                canary.pulse(self._kind), embedding=self._kind.embedding, timeout=self._settings.hang_timeout * 4
+            )
+            answered = True
+        except (httpx.HTTPError, ValueError):
+            await asyncio.sleep(1.0)
+        finally:
+            self._hang_detector.pulse_ended(time.monotonic(), answered)
+
+
+def _over(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()

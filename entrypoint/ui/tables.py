@@ -1,0 +1,285 @@
+"""What the verbs print for people: one function a document, readable at 80 columns, plain text off a terminal.
+
+Colours come from rich, which obeys NO_COLOR and writes none into files and pipes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..units import format_bytes, format_duration
+from .labels import ACTION_WORDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..host.inventory import Inventory
+
+Document = Mapping[str, Any]
+
+VERDICT_STYLE = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
+STATE_STYLE = {"ok": "green", "unverified": "yellow", "missing": "red", "damaged": "bold red"}
+SOURCE_STYLE = {"environment": "cyan", "preset": "green", "default": "dim"}
+BOOTS_SHOWN = 15
+POST_MORTEMS_SHOWN = 8
+
+
+def weights(document: Document, console: Console | None = None) -> None:
+    """`relaunch weights`: the verdict, then what is not good file by file, or every file when few."""
+    out = console or _console()
+    files = document["files"]
+    out.print(
+        _pairs(
+            [
+                ("model", str(document["model"]) + (f" @ {document['revision']}" if document["revision"] else "")),
+                ("path", document["path"] or "not on this host"),
+                ("present", f"{format_bytes(document['bytes_present'])} of {format_bytes(document['bytes'])}"),
+                (
+                    "checked",
+                    {
+                        "none": "not yet",
+                        "quick": "headers and sizes",
+                        "full": "every byte",
+                        "recorded": "every byte, by an earlier recorded check",
+                    }[document["level"]],
+                ),
+            ]
+        )
+    )
+    bad = [row for row in files if row["state"] in ("missing", "damaged")]
+    shown = bad or (files if len(files) <= 20 else [])
+    if shown:
+        table = _table("file", "size", "state")
+        table.columns[1].justify = "right"
+        for row in shown[:40]:
+            state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
+            table.add_row(_text(row["path"]), format_bytes(row["size"]), _text(state, STATE_STYLE[row["state"]]))
+        out.print(table)
+        if len(shown) > 40:
+            out.print(f"and {len(shown) - 40} more")
+    if document["ok"]:
+        out.print(_text(f"good: {len(files)} files", "green"))
+    elif not bad:
+        out.print(_text(f"not proven: {len(files)} files known", "yellow"))
+    else:
+        count = f"{len(bad)} of {len(files)} files are not good"
+        out.print(_text(f"{count}; `relaunch weights repair` fetches them", "red"))
+
+
+def doctor(document: Document, console: Console | None = None) -> None:
+    """`relaunch doctor`: a line a check, the fixing command below what is not good, and the count."""
+    out = console or _console()
+    table = _grid(8, None)
+    count = dict.fromkeys(VERDICT_STYLE, 0)
+    for check in document["checks"]:
+        verdict = check["verdict"]
+        count[verdict] += 1
+        line = _text(check["title"], "bold" if verdict in ("warn", "fail") else "")
+        line.append(f"  {check['detail']}", "" if verdict in ("warn", "fail") else "dim")
+        table.add_row(_text(verdict, VERDICT_STYLE[verdict]), line)
+        if check["fix"] and verdict != "pass":
+            table.add_row("", _text(f"fix: {check['fix']}", "cyan"))
+    out.print(table)
+    summary = ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number)
+    if document["ok"]:
+        out.print(_text(f"no check failed: {summary}", "green"))
+    else:
+        out.print(_text(f"failed: {summary}", "red"))
+
+
+def config(document: Document, console: Console | None = None) -> None:
+    """`relaunch config`: what was set first, then the defaults, so that the reader finds his own values."""
+    out = console or _console()
+    if document["preset"]:
+        out.print(_text(f"preset {document['preset']}", "bold"))
+    rows = document["settings"]
+    table = _table("setting", "value", "from")
+    for row in sorted(rows, key=lambda row: row["source"] == "default"):
+        value = "not set" if row["value"] in (None, "") else _value(row["name"], row["value"])
+        table.add_row(
+            _text(row["name"], "bold" if row["source"] != "default" else ""),
+            _text(value, "dim" if value == "not set" else ""),
+            _text(row["source"], SOURCE_STYLE.get(row["source"], "")),
+        )
+    out.print(table)
+    out.print(_text("what each does: docs/settings.md", "dim"))
+
+
+def explain(document: Document, console: Console | None = None) -> None:
+    """`relaunch explain`: cause, proof, what would be done."""
+    out = console or _console()
+    action = document["action"]
+    rank = document["rank"]
+    where = f"stage {document['stage']}" + ("" if rank is None else f", rank {rank}")
+    rows = [
+        ("cause", f"{document['cause']} ({where}; confidence {document['confidence']:.0%})"),
+        ("meaning", document["summary"]),
+        ("relaunch would", ACTION_WORDS.get(action, action)),
+    ]
+    if document["next_step"]:
+        rows.append(("you could", document["next_step"]))
+    out.print(_pairs(rows))
+    if document["evidence"]:
+        out.print(_text("evidence", "bold"))
+        table = _grid(7, None)
+        table.columns[0].justify = "right"
+        for line in document["evidence"][:12]:
+            table.add_row(_text(str(line["line"]), "dim"), _text(_shortened(line["text"], 400)))
+        out.print(table)
+
+
+def history(document: Document, console: Console | None = None) -> None:
+    """`relaunch history`: the newest boots, then the newest ends that nobody asked for, in words."""
+    out = console or _console()
+    boots, post_mortems = document["boots"], document["post_mortems"]
+    if not boots and not post_mortems:
+        out.print("no boot yet on this state directory")
+        return
+    by_id = {row["id"]: row for row in post_mortems}
+    table = _table("started (UTC)", "ready after", "served", "end")
+    for boot in boots[-BOOTS_SHOWN:]:
+        end = by_id.get(boot["post_mortem"])
+        served = _between(boot["ready_at"], boot["ended_at"])
+        if end is not None:
+            last = _text(end["cause"], "red")
+        elif boot["ended_at"] is None:
+            last = _text("running, or cut off", "yellow")
+        else:
+            last = _text("as asked", "green")
+        table.add_row(_clock(boot["started_at"]), _between(boot["started_at"], boot["ready_at"]), served, last)
+    out.print(table)
+    if len(boots) > BOOTS_SHOWN:
+        out.print(_text(f"and {len(boots) - BOOTS_SHOWN} older boots (--json has them all)", "dim"))
+    for row in post_mortems[-POST_MORTEMS_SHOWN:]:
+        _post_mortem(out, row)
+    if len(post_mortems) > POST_MORTEMS_SHOWN:
+        out.print(_text(f"and {len(post_mortems) - POST_MORTEMS_SHOWN} older post-mortems", "dim"))
+
+
+def _post_mortem(out: Console, row: Document) -> None:
+    code = "" if row["exit_code"] is None else f", exit code {row['exit_code']}"
+    out.print()
+    out.print(_text(f"{_clock(row['at'])}  {row['cause']}", "bold").append(f" in stage {row['stage']}{code}", ""))
+    details = [row["summary"]] if row.get("summary") else []
+    details += [
+        f"changed {change['setting']} from {change['from']} to {change['to']}: {change['reason']}"
+        for change in row["changed"] or ()
+    ]
+    done = ACTION_WORDS.get(row["action"], row["action"])
+    details.append("relaunch gave up" if row["gave_up"] else f"relaunch's answer: {done}")
+    table = _grid(2, None)
+    for detail in details:
+        table.add_row("", _text(detail))
+    table.add_row("", _text(f"file: post-mortems/{row['id']}.json", "dim"))
+    out.print(table)
+
+
+def hardware(box: Inventory, console: Console | None = None) -> None:
+    """`relaunch hardware`: the box in a few lines, then a line a GPU."""
+    out = console or _console()
+    rows = [
+        ("driver", f"{box.driver or 'none'}" + (f" (CUDA up to {box.cuda})" if box.cuda else "")),
+        ("host", f"{box.cpu_count} CPUs, {format_bytes(box.host_memory_bytes)} of memory"),
+    ]
+    if len(box.gpus) > 1:
+        rows.append(("links", "NVLink between all GPUs" if box.nvlink else "PCIe, no NVLink"))
+    rows += [("note", note) for note in box.notes]
+    out.print(_pairs(rows))
+    if not box.gpus:
+        out.print("no GPU: `rehearsal` presets serve on the CPU")
+        return
+    table = _table("GPU", "name", "SM", "memory", "free", "PCI", "NUMA")
+    for column in (0, 2, 3, 4, 6):
+        table.columns[column].justify = "right"
+    for gpu in box.gpus:
+        table.add_row(
+            str(gpu.index),
+            _text(gpu.name.removeprefix("NVIDIA ")),
+            str(gpu.sm),
+            format_bytes(gpu.total_bytes),
+            format_bytes(gpu.free_bytes),
+            (gpu.pci_bus_id or "-")[-12:],
+            "-" if gpu.numa_node is None else str(gpu.numa_node),
+        )
+    out.print(table)
+
+
+# -- pieces -------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _text(text: str, style: str = "") -> Any:
+    """Text that is never read as markup: file names and log lines may hold brackets."""
+    from rich.text import Text
+
+    return Text(text, style=style)
+
+
+def _table(*headers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _grid(first: int, second: int | None) -> Table:
+    """Two columns without headers; widths in characters."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=first, no_wrap=True)
+    table.add_column(width=second, overflow="fold")
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    table = _grid(14, None)
+    for name, value in rows:
+        table.add_row(_text(name, "bold"), _text(str(value)))
+    return table
+
+
+def _value(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float) and not name.endswith("FRACTION_STATIC"):
+        return f"{value / 86400:g}d" if value >= 172800 else format_duration(value)
+    if isinstance(value, int) and name.endswith(("_MARGIN", "_RATE")):
+        return format_bytes(value)
+    if isinstance(value, Path):
+        return str(value)
+    return str(value)
+
+
+def _clock(stamp: str | None) -> str:
+    """``2025-11-29 18:33:12`` of an RFC 3339 stamp."""
+    return "-" if stamp is None else stamp[:19].replace("T", " ")
+
+
+def _between(start: str | None, end: str | None) -> str:
+    if start is None or end is None:
+        return "-"
+    first, last = (datetime.fromisoformat(stamp.replace("Z", "+00:00")) for stamp in (start, end))
+    return format_duration(max(0.0, (last - first).total_seconds()))
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shell_words(argv: Sequence[str]) -> str:
+    """The engine command as it can be pasted into a shell."""
+    import shlex
+
+    return " ".join(shlex.quote(word) for word in argv)
