@@ -10,10 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
 from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected
+
+if TYPE_CHECKING:
+    from .config.settings import Loaded
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -100,6 +103,15 @@ def _parser() -> _Parser:
     return parser
 
 
+def _with_preset(loaded: Loaded) -> Loaded:
+    """``loaded`` with the preset that suits this host where neither a preset nor a model is set. Raises Stop (78)."""
+    from .config import loading
+    from .host import inventory
+
+    box = inventory.current(loaded.settings.gpu_inventory, os.environ)
+    return loading.resolve_preset(loaded, len(box.gpus), recorded=box.recorded)
+
+
 def _print(document: dict[str, Any]) -> None:
     json.dump(document, sys.stdout, indent=2, default=str)
     sys.stdout.write("\n")
@@ -107,12 +119,14 @@ def _print(document: dict[str, Any]) -> None:
 
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
+    from .group.make import make
     from .plan import flags
     from .supervisor import serve
+    from .ui import terminal
 
     loaded = loading.load()
     flags.parse(loaded.settings.engine_args)
-    return serve.run(loaded, os.environ)
+    return serve.run(loaded, os.environ, make, terminal.header)
 
 
 def _gateway(_: argparse.Namespace) -> int:
@@ -141,8 +155,7 @@ def _weights(arguments: argparse.Namespace) -> int:
     from .config import loading
     from .weights import commands
 
-    loaded = loading.load()
-    loaded = loading.resolve_preset(loaded, loading.inventory(loaded))
+    loaded = _with_preset(loading.load())
     document, code = commands.run(arguments.action, loaded, full=arguments.full)
     if arguments.json:
         _print(document)
@@ -171,7 +184,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
     loaded = loading.load()
     if not (loaded.settings.preset or loaded.settings.model):
-        loaded = loading.resolve_preset(loaded, loading.inventory(loaded))
+        loaded = _with_preset(loaded)
     flags.parse(loaded.settings.engine_args)
     if arguments.json:
         _print(loaded.document())
@@ -214,8 +227,9 @@ def _history(arguments: argparse.Namespace) -> int:
 
 def _hardware(arguments: argparse.Namespace) -> int:
     from .config import loading
+    from .host import inventory
 
-    box = loading.inventory(loading.load())
+    box = inventory.current(loading.load().settings.gpu_inventory, os.environ)
     if arguments.json:
         _print(box.document())
     else:
@@ -280,7 +294,7 @@ def _restart(_: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from .supervisor import report
+    from .doctor import report
 
     print(report.write(os.environ, report.output_path(arguments.output)))
     return EXIT_OK

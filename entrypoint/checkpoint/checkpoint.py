@@ -74,13 +74,6 @@ def read(directory: Path, *, model: str, revision: str | None = None) -> Checkpo
     return assemble(config, quantization, groups, model=model, revision=revision, path=directory)
 
 
-def read_remote(model: str, *, revision: str | None = None, token: str | None = None) -> Checkpoint:
-    """The same from the hub, before any download. Never called offline. Raises Stop (66, 69, 75 or 77)."""
-    from ..weights import remote
-
-    return remote.read(model, revision=revision, token=token)
-
-
 def assemble(
     config: Mapping[str, Any],
     separate_quantization: Mapping[str, Any],

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..errors import config_rejected
-from ..host import inventory as hardware
-from ..host.inventory import Inventory
 from . import presets, settings
 from .settings import Loaded
 
@@ -34,28 +32,22 @@ def load(environ: Mapping[str, str] | None = None) -> Loaded:
     return replace(loaded, environment={**loaded.environment, **seen})
 
 
-def inventory(loaded: Loaded, environ: Mapping[str, str] | None = None) -> Inventory:
-    """The recorded inventory when one is set, else this box."""
-    path = loaded.settings.gpu_inventory
-    if path is not None:
-        return hardware.load(path)
-    return hardware.read((os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES"))
-
-
-def resolve_preset(loaded: Loaded, box: Inventory, environ: Mapping[str, str] | None = None) -> Loaded:
+def resolve_preset(
+    loaded: Loaded, gpus: int, environ: Mapping[str, str] | None = None, *, recorded: bool = False
+) -> Loaded:
     """``loaded`` with a preset chosen where neither preset nor model is set: `rehearsal` on a box without a
     GPU. Raises Stop (78) on a box with GPUs, naming the presets that fit."""
     if loaded.settings.preset or loaded.settings.model:
         return loaded
-    if box.gpus and loaded.settings.device != "cpu":
-        names = ", ".join(fitting(box)) or "none of env/"
+    if gpus and loaded.settings.device != "cpu":
+        names = ", ".join(fitting(gpus)) or "none of env/"
         raise config_rejected(
             "neither RELAUNCH_PRESET nor RELAUNCH_MODEL is set",
-            f"set one; presets made for a box of {len(box.gpus)} GPUs like this one: {names}",
+            f"set one; presets made for a box of {gpus} GPUs like this one: {names}",
         )
     chosen = settings.load(os.environ if environ is None else environ, presets.read_all(), REHEARSAL)
-    why = "DEVICE is cpu" if box.gpus else "this box has no GPU"
-    source = " (in the inventory)" if box.recorded and not box.gpus else ""
+    why = "DEVICE is cpu" if gpus else "this box has no GPU"
+    source = " (in the inventory)" if recorded and not gpus else ""
     note = (
         f"preset {REHEARSAL} chosen because {why}{source} and neither RELAUNCH_PRESET nor RELAUNCH_MODEL is set: "
         "a small real model on the CPU"
@@ -63,12 +55,12 @@ def resolve_preset(loaded: Loaded, box: Inventory, environ: Mapping[str, str] | 
     return replace(chosen, notes=(*chosen.notes, note))
 
 
-def fitting(box: Inventory) -> list[str]:
-    """Names of the presets whose tensor parallel size this box can seat."""
+def fitting(gpus: int) -> list[str]:
+    """Names of the presets whose tensor parallel size ``gpus`` GPUs can seat."""
     names = []
     for name, text in presets.read_all().items():
         values = {key: value for _, key, value in presets.parse(name, text)}
         size = values.get("RELAUNCH_TP", "8")
-        if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= len(box.gpus):
+        if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= gpus:
             names.append(name)
     return names

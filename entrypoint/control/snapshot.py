@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from .. import __version__
+from ..healing.labels import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
 from ..host.gpu_load import GpuReading
-from ..ui.labels import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
 from . import actual
 from .status import Status
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ..config import loading
 from ..config.settings import Loaded
 from ..errors import Stop
-from ..host import gpu_health, pci, system
+from ..host import gpu_health, inventory, pci, system
+from ..host.facts import Check, Facts
 from ..host.inventory import Inventory
 from ..supervisor.preflight import ranks_here
 from . import judge_gpu, judge_host, judge_kernels, read_serving
-from .facts import Check, Facts
 
 
 def examine(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -24,10 +24,10 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     if loaded.settings.gpu_inventory is not None:
         # Doctor looks at this host: a recorded box cannot be examined.
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"gpu_inventory": None}))
-    box = loading.inventory(loaded, environ)
+    box = inventory.current(loaded.settings.gpu_inventory, environ)
     refused: Check | None = None
     try:
-        loaded = loading.resolve_preset(loaded, box, environ)
+        loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     except Stop as stop:
         refused = Check("model", "model", "fail", stop.message, stop.next_step)
     compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)

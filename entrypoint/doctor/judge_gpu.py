@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from ..host.facts import Card, Check, Facts, Holder
+from ..supervisor.preflight import MINIMUM_DRIVER
 from ..units import GIB, format_bytes
-from .facts import Card, Check, Facts, Holder
 
-# The pinned torch is built for CUDA 13.0, whose first driver is 580.65.06 (CUDA 13.0 release notes, table 3).
-MINIMUM_DRIVER = (580, 65, 6)
 # What the pinned engine's kernel wheel (sglang-kernel 0.4.10) holds machine code for.
 BUILT_SMS = (80, 86, 89, 90, 100, 103, 120)
 # A card with more than this gone before the engine starts has a tenant.

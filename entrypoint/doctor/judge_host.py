@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ..host.facts import Check, Facts, Folder
+from ..supervisor.preflight import SHM_FAIL
 from ..units import GIB, MIB, format_bytes, format_duration
-from .facts import Check, Facts, Folder
 
 # Docker's default of 64 MiB is below what NCCL and the loader's workers take; recipes for these boxes use 8 GiB on.
-SHM_FAIL = 256 * MIB
 SHM_WARN = 8 * GIB
 NOFILE = 65_535
 # Host memory of one rank (CUDA context, Python, pinned staging) and of the processes beside the ranks: a rule of

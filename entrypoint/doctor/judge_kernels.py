@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..host.facts import Check
 from ..kernels import binaries, kernels
 from ..kernels.binaries import Finding
-from .facts import Check
 
 # Judged where no GPU is: what the first box of this project has.
 DEFAULT_SM = 120

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..config.settings import Loaded
-from .facts import Folder, HubFacts, PortUse, Weights
+from ..host.facts import Folder, HubFacts, PortUse, Weights
 
 HUB_TIMEOUT = 8.0
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..plan import Plan
-from .messages import Answer, End, Outcome, Refusal, Report
+from ..supervisor.single_node import Refusal
+from .messages import Answer, End, Outcome, Report
 
 
 class Rejected(Exception):

@@ -22,10 +22,10 @@ from ..plan import Change
 from ..supervisor.diagnosis import Diagnosis, FailedRun, NodeEvidence
 from ..supervisor.launch import Launch, Prepared
 from ..supervisor.monitors import Alarm
-from ..supervisor.single_node import SingleNode
+from ..supervisor.single_node import Refusal, SingleNode
 from .coordinator import Coordinator, HeardEnd, Rejected
 from .identity import identity
-from .messages import NEVER, Outcome, Refusal, answer_to, report_from
+from .messages import NEVER, Outcome, answer_to, report_from
 
 LOOK_EVERY = 0.2
 # Of a report: what a worker sends of its log (`follower.py`) is 24 MiB of JSON at the most.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from ..plan import Plan
+from ..supervisor.single_node import Refusal
 
 # Seconds, where there is nothing to count from: JSON knows no infinity.
 NEVER = 1e9
@@ -19,16 +20,6 @@ Standing = Literal["preparing", "waiting", "running", "ended", "leaving", "gave_
 # ``wait``: go on as you are; ``start``: spawn for this epoch; ``run``: the epoch is on; ``end``: it is over, end your
 # engine; ``over``: the group has given up.
 Order = Literal["wait", "start", "run", "end", "over"]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a node, or the group, gave up."""
-
-    cause: str
-    reason: str
-    next_step: str
-    exit_code: int
 
 
 @dataclass(frozen=True)

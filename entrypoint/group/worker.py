@@ -18,10 +18,10 @@ from ..plan import Change
 from ..supervisor.diagnosis import Diagnosis, FailedRun
 from ..supervisor.launch import Launch, Prepared
 from ..supervisor.monitors import Alarm
-from ..supervisor.single_node import SingleNode
+from ..supervisor.single_node import Refusal, SingleNode
 from . import address
 from .identity import cards, identity
-from .messages import NEVER, Answer, Card, End, Outcome, Refusal, Report, Standing, answer_from, report_to
+from .messages import NEVER, Answer, Card, End, Outcome, Report, Standing, answer_from, report_to
 
 if TYPE_CHECKING:
     import httpx

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any, TypeVar
 
-from ..doctor.facts import Card, Holder, Peer
+from .facts import Card, Holder, Peer
 from .inventory import Gpu
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ Nothing else in relaunch asks NVML what the box is; the file that `relaunch hard
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ class Inventory:
         document["gpus"] = [{k: v for k, v in asdict(gpu).items() if v is not None} for gpu in self.gpus]
         document["notes"] = list(self.notes)
         return document
+
+
+def current(recorded: Path | None, environ: Mapping[str, str]) -> Inventory:
+    """The inventory recorded in the file ``recorded`` when one is given, else this host, with the GPUs that
+    ``CUDA_VISIBLE_DEVICES`` of ``environ`` leaves visible. Raises Stop (66) for a file that cannot be used."""
+    return load(recorded) if recorded is not None else read(environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def load(path: Path) -> Inventory:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..doctor.facts import Bridge
+from .facts import Bridge
 
 _EXTENDED = 0x100  # configuration space beyond this is readable for root alone
 _ACS_ID = 0x000D

@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ..doctor.facts import StopGrace
+from .facts import StopGrace
 
 ROOT = Path("/")
 # PROC_IPC_INIT_INO: the inode of the first IPC namespace is fixed in the kernel (include/linux/proc_ns.h).

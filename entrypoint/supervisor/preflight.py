@@ -4,12 +4,15 @@ finer is `relaunch doctor`'s."""
 from __future__ import annotations
 
 from ..config.settings import Loaded
-from ..doctor.judge_gpu import MINIMUM_DRIVER
-from ..doctor.judge_host import SHM_FAIL
 from ..errors import Stop
 from ..host import system
 from ..host.inventory import Inventory
-from ..units import format_bytes
+from ..units import MIB, format_bytes
+
+# The pinned torch is built for CUDA 13.0, whose first driver is 580.65.06 (CUDA 13.0 release notes, table 3).
+MINIMUM_DRIVER = (580, 65, 6)
+# NCCL's shared-memory transport of two ranks needs more than Docker's default of 64 MiB.
+SHM_FAIL = 256 * MIB
 
 
 def check(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> None:

@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..config import loading
@@ -23,20 +24,18 @@ from ..engine.client import EngineClient
 from ..engine.process import Ended
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..group.make import make as make_group
-from ..group.messages import Refusal
 from ..healing import machine
 from ..healing.machine import Do, Phase
-from ..host import ports
+from ..host import inventory, ports
 from ..state.boots import Boot, Boots
 from ..state.files import Lock
-from ..ui import terminal
 from ..units import format_duration
 from . import preflight
 from .diagnosis import Diagnosis, FailedRun, prewarm
 from .launch import Launch, Prepared
 from .logs import Log
 from .monitors import Alarm, ServingMonitor, WorkerMonitor, watch_start
+from .single_node import Refusal, SingleNode
 from .status_reporter import StatusReporter
 from .systemd import Notify
 
@@ -44,10 +43,26 @@ from .systemd import Notify
 LAST_WORDS = 1.0
 
 
+# From the settings, the launch, the diagnosis, and where events, alarms and waits are reported to: this node's part.
+MakeGroup = Callable[
+    [
+        Loaded,
+        Launch,
+        Diagnosis,
+        Callable[[machine.Event], None],
+        Callable[[Alarm], None],
+        Callable[[str | None], None],
+    ],
+    SingleNode,
+]
+# From the status, the log format and the environment: what keeps the header on the screen while it is entered.
+Header = Callable[[Status, str, Mapping[str, str]], AbstractContextManager[None]]
+
+
 class Supervisor:
     """One life of `relaunch serve`. ``run`` returns the exit code."""
 
-    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log) -> None:
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log, make_group: MakeGroup) -> None:
         settings = loaded.settings
         self.loaded, self.environ, self.log = loaded, environ, log
         self.status = Status()
@@ -245,8 +260,8 @@ class Supervisor:
         self._group.preparing()
         await asyncio.to_thread(leftovers.end, settings.state_dir, self.log.warning)
         self._boots.compact()
-        box = await asyncio.to_thread(loading.inventory, self.loaded, self.environ)
-        self.loaded = loading.resolve_preset(self.loaded, box, self.environ)
+        box = await asyncio.to_thread(inventory.current, self.loaded.settings.gpu_inventory, self.environ)
+        self.loaded = loading.resolve_preset(self.loaded, len(box.gpus), self.environ)
         for note in self.loaded.notes:
             self.log.info(note)
         preflight.check(self.loaded, box)
@@ -475,19 +490,20 @@ class Supervisor:
             self._events.put_nowait(machine.EngineEnded(number))
 
 
-def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
-    """`relaunch serve`."""
+def run(loaded: Loaded, environ: Mapping[str, str], make_group: MakeGroup, header: Header) -> int:
+    """`relaunch serve`: serve until stopped or given up, and return the exit code. ``make_group`` makes this node's
+    part in its group; ``header`` shows the status above the log lines, where the terminal can."""
     import uvloop
 
     settings = loaded.settings
     log = Log(settings.log_level, settings.log_format)
     try:
-        supervisor = Supervisor(loaded, environ, log)
-        with contextlib.ExitStack() as screen:
-            if terminal.wanted(sys.stderr, settings.log_format, environ):
-                screen.enter_context(terminal.header(supervisor.status, sys.stderr, environ))
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(supervisor.run())
+        supervisor = Supervisor(loaded, environ, log, make_group)
+        with (
+            header(supervisor.status, settings.log_format, environ),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(supervisor.run())
     finally:
         # The end is under way: another signal must not change the exit code.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -11,7 +12,6 @@ from starlette.responses import Response
 
 from ..config.settings import Loaded
 from ..engine.run import Run
-from ..group.messages import Refusal
 from ..healing import machine
 from .diagnosis import Diagnosis, FailedRun
 from .launch import Launch, Prepared
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from ..plan import Change
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node, or the group, gave up."""
+
+    cause: str
+    reason: str
+    next_step: str
+    exit_code: int
 
 
 class SingleNode:

@@ -10,6 +10,7 @@ from typing import Any
 from ..config import loading
 from ..config.settings import Loaded
 from ..errors import EXIT_OK, EXIT_UNAVAILABLE, Stop, config_rejected, unwritable
+from ..host import inventory
 from ..kernels import kernels, precompile, prepare
 from ..kernels.kernels import Kernel
 
@@ -23,7 +24,7 @@ def run(
     ``check`` only look. Returns the document and the exit code. Raises Stop: 69 without a compiler, 73 when the cache
     cannot be written, 78 for an architecture or a kernel that is not known."""
     loaded = loading.load(environ)
-    box = loading.inventory(loaded, environ)
+    box = inventory.current(loaded.settings.gpu_inventory, environ)
     target = sm or (box.gpus[0].sm if box.gpus else DEFAULT_SM)
     if target not in kernels.BY_SM:
         known = ", ".join(f"SM{known}" for known in kernels.BY_SM)

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..healing.labels import ACTION_WORDS
 from ..units import format_bytes, format_duration
-from .labels import ACTION_WORDS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from ..control.status import Status
+from ..healing.labels import PHASE_WORDS, STAGE_WORDS
 from ..units import format_bytes, format_duration
-from .labels import PHASE_WORDS, STAGE_WORDS
 
 EVERY = 0.5
 # Two lines and a rule.
@@ -33,8 +34,13 @@ def wanted(stream: TextIO, log_format: str, environ: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def header(status: Status, stream: TextIO, environ: Mapping[str, str]) -> Iterator[None]:
-    """Draw the header until the block ends, then give the whole screen back."""
+def header(status: Status, log_format: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """Draw the header on standard error until the block ends, then give the whole screen back; do nothing where
+    standard error is no terminal that can hold it."""
+    stream = sys.stderr
+    if not wanted(stream, log_format, environ):
+        yield
+        return
     shown = Header(status, stream, color="NO_COLOR" not in environ)
     shown.start()
     try:

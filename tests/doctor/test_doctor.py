@@ -18,8 +18,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from entrypoint.doctor import examine, read_serving
-from entrypoint.doctor.facts import Bridge, Facts, Holder, HubFacts, StopGrace, Weights
 from entrypoint.host import gpu_health, pci, system
+from entrypoint.host.facts import Bridge, Facts, Holder, HubFacts, StopGrace, Weights
 
 GIB = 1 << 30
 DATA = Path(__file__).parents[1] / "data" / "doctor"

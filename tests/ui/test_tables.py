@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from entrypoint.config import settings
+from entrypoint.healing import labels
 from entrypoint.host.inventory import Gpu, Inventory
-from entrypoint.ui import labels, tables
+from entrypoint.ui import tables
 
 WEIGHTS = {
     "model": "nvidia/GLM-5-NVFP4",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from entrypoint import cli
+from entrypoint.doctor import report
 from entrypoint.errors import Stop
 from entrypoint.state.post_mortems import PostMortems
-from entrypoint.supervisor import report
 from entrypoint.ui import completion
 
 SECRETS = ["sk-VeryS3cret", "ctl-VeryS3cret", "hf_VeryS3cretTokenOfMine", "my-own-VeryS3cret"]

@@ -24,6 +24,7 @@ from ..config import loading
 from ..config.settings import RECORDS, Loaded
 from ..engine.scrub import Scrubber
 from ..errors import Stop, config_rejected
+from ..host import inventory
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
 _SHOWN = (
@@ -67,14 +68,14 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
     from ..doctor.examine import examine
     from ..host.system import kernel_log
     from ..state.post_mortems import history
-    from .planning import plan_document
+    from ..supervisor.planning import plan_document
 
     settings = loaded.settings
     documents: dict[str, Source] = {
         "versions.json": _versions,
         "config.json": loaded.document,
         "environment.json": lambda: _environment(environ),
-        "hardware.json": lambda: loading.inventory(loaded, environ).document(),
+        "hardware.json": lambda: inventory.current(loaded.settings.gpu_inventory, environ).document(),
         "doctor.json": lambda: examine(environ),
         "plan.json": lambda: plan_document(environ)[0],
         "history.json": lambda: history(settings.state_dir),
