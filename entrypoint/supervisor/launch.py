@@ -30,7 +30,6 @@ from .logs import Log
 
 if TYPE_CHECKING:
     from ..weights import Progress, Snapshot
-    from .diagnosis import Diagnosis
 
 # Free GPU memory may come back this much short of what it was and still count as back.
 MEMORY_SLACK = 512 << 20
@@ -52,6 +51,16 @@ class Prepared:
     learned: Learned | None = None
     plan: Plan | None = None
     command: Command | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What must be done before the next start. ``repair``: checkpoint files to fetch again; empty: whatever a full
+    check finds; None: nothing. ``wait_for_memory``: give another process the time of a start to free GPU memory."""
+
+    repair: tuple[str, ...] | None = None
+    clear_jit_cache: bool = False
+    wait_for_memory: bool = False
 
 
 class Launch:
@@ -191,17 +200,17 @@ class Launch:
             {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint},
         )
 
-    async def recover(self, prepared: Prepared, diagnosis: Diagnosis) -> Prepared:
+    async def recover(self, prepared: Prepared, recovery: Recovery) -> Prepared:
         """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
         settings = prepared.loaded.settings
-        patience = settings.startup_timeout if diagnosis.wait_for_memory else MEMORY_PATIENCE
+        patience = settings.startup_timeout if recovery.wait_for_memory else MEMORY_PATIENCE
         await self._gpu_memory_back(prepared, patience)
-        if diagnosis.repair is not None:
+        if recovery.repair is not None:
             from .. import weights
 
-            self._log.info(f"repairing {', '.join(diagnosis.repair) or 'what a full check finds'}")
-            await weights.repair(prepared.loaded, diagnosis.repair or None, environ=self._environ)
-        if diagnosis.clear_jit_cache:
+            self._log.info(f"repairing {', '.join(recovery.repair) or 'what a full check finds'}")
+            await weights.repair(prepared.loaded, recovery.repair or None, environ=self._environ)
+        if recovery.clear_jit_cache:
             import shutil
 
             from ..kernels import kernels
