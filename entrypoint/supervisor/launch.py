@@ -18,11 +18,11 @@ from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
 from ..engine.command import Command
 from ..engine.run import Run
-from ..engine.scrub import Scrubber
 from ..errors import Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan, flags
+from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
 from ..units import format_bytes, format_duration
 from .loader_options import with_loader_options
@@ -68,16 +68,14 @@ class Launch:
 
     def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
         self._environ, self._log, self._status = environ, log, status
-        self._said = 0.0
-        self.scrub = Scrubber(())
+        self._progress_logged = 0.0
+        self.scrub = from_environment(environ, [record.name for record in RECORDS.values() if record.secret])
 
     async def prepare(self, loaded: Loaded, box: Inventory) -> Prepared:
         """Weights found, fetched and proven; known-good settings looked up. Raises Stop."""
         from .. import weights
 
         settings = loaded.settings
-        secrets = [getattr(settings, field) for field, record in RECORDS.items() if record.secret]
-        self.scrub = Scrubber((*secrets, self._environ.get("HF_TOKEN")))
         if importlib.util.find_spec("sglang") is None:
             raise Stop(
                 "image_mismatch",
@@ -261,8 +259,8 @@ class Launch:
         shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
         self._status.stage = progress.phase
         now = time.monotonic()
-        if now - self._said >= 10.0 and progress.bytes_total:
-            self._said = now
+        if now - self._progress_logged >= 10.0 and progress.bytes_total:
+            self._progress_logged = now
             rate = f", {format_bytes(progress.rate)}/s" if progress.rate else ""
             self._log.info(
                 f"{progress.phase}: {format_bytes(progress.bytes)} of {format_bytes(progress.bytes_total)}{rate}"
