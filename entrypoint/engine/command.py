@@ -78,6 +78,11 @@ def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Pa
     return Command(tuple(argv), {**chosen, **FORCED})
 
 
+def needs_sglang() -> bool:
+    """True when the engine is sglang, as it is everywhere but in tests that put another program in its place."""
+    return "sglang.launch_server" in LAUNCHER
+
+
 def secrets_file(loaded: Loaded) -> Path:
     return loaded.settings.state_dir / "run" / "engine.yaml"
 
