@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(stop: Stop) -> int:
     """Print the refusal without any secret, whoever wrote its text; return the exit code."""
-    from .config.settings import RECORDS
+    from .config.settings import SECRETS
     from .scrub import from_environment
 
-    scrub = from_environment(os.environ, [record.name for record in RECORDS.values() if record.secret])
+    scrub = from_environment(os.environ, SECRETS)
     print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
     return stop.exit_code
 

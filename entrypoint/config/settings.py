@@ -251,6 +251,8 @@ def _record(field: str, info: FieldInfo) -> Record:
 
 
 RECORDS: dict[str, Record] = {field: _record(field, info) for field, info in Settings.model_fields.items()}
+# The variables whose values must never leave the program.
+SECRETS = tuple(record.name for record in RECORDS.values() if record.secret)
 
 
 @dataclass(frozen=True)

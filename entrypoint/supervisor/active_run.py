@@ -67,7 +67,7 @@ class ActiveRun:
         self._tasks: list[asyncio.Task[None]] = []
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
         run_id = f"{leftovers.mark_of(settings.state_dir)}{os.getpid()}-{number}"
-        directory = settings.state_dir / "run"
+        directory = leftovers.run_directory(settings.state_dir)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -69,7 +69,7 @@ async def collect(failed: FailedRun) -> NodeEvidence:
     """Return what this node saw of the end of its engine. Reads the kernel log and asks the driver, in threads."""
     await asyncio.to_thread(load_classifier)
     run, alarm = failed.run, failed.alarm
-    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.ever)
+    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.tree.ever)
     lines = [*run.lines, *kernel.lines]
     if alarm is not None and not (alarm.hang or alarm.canary or alarm.group):
         lines.append(alarm.reason)
@@ -113,7 +113,7 @@ async def dump_stacks(run: Run) -> tuple[str, ...]:
     if tool is None:
         return ()
     lines: list[str] = []
-    for process in run.engine.vital()[:DUMPED_PROCESSES]:
+    for process in run.engine.tree.vital()[:DUMPED_PROCESSES]:
         child = await asyncio.create_subprocess_exec(
             *(tool, "dump", "--nonblocking", "--pid", str(process.pid)),
             stdout=asyncio.subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint import checkpoint as checkpoints
 from ..checkpoint.checkpoint import Checkpoint
-from ..config.settings import RECORDS, Loaded
+from ..config.settings import SECRETS, Loaded
 from ..control.status import Status
 from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
@@ -71,7 +71,7 @@ class Launch:
         self._environ, self._log, self._status = environ, log, status
         self._progress_logged = 0.0
         self._caches_worked = False
-        self.scrub = from_environment(environ, [record.name for record in RECORDS.values() if record.secret])
+        self.scrub = from_environment(environ, SECRETS)
 
     async def prepare(self, loaded: Loaded, inventory: Inventory) -> PreparedLaunch:
         """Find, fetch and verify the weights; look up known-good settings. Raises Stop."""
@@ -120,7 +120,7 @@ class Launch:
     async def adopt(self, prepared: PreparedLaunch, made: Plan) -> PlannedLaunch:
         """Put a plan in force: this host's own, or that of the group's head. Raises Stop (73) when a directory that
         the engine needs cannot be written."""
-        built = command.build(prepared.loaded, prepared.inventory, made, prepared.snapshot.path)
+        built = command.build(prepared.loaded, prepared.inventory, made, prepared.snapshot.path, self._environ)
         self._status.plan = made.document(list(built.argv), built.env)
         for warning in made.warnings:
             self._log.warning(warning)
@@ -182,7 +182,7 @@ class Launch:
             except (httpx.HTTPError, ValueError):
                 await asyncio.sleep(ASK_EVERY)
                 continue
-            if not await asyncio.to_thread(run.engine.owns_port, port):
+            if not await asyncio.to_thread(run.engine.tree.owns_port, port):
                 return f"port {port} answers, but it is not our engine's: {ports.holder(port) or 'owner unknown'}"
             return same_launch(info, str(planned.snapshot.path), port)
 

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from ..config.settings import Loaded, Settings
+from ..config.settings import SECRETS, Loaded, Settings
 from ..control import app as control
 from ..control.records import Records
 from ..control.status import Status
-from ..engine import process
 from ..errors import Stop, config_rejected
 from ..healing import events, machine
 from ..healing.phases import Phase
 from ..host import ports
+from ..host.parent_death import become_subreaper
+from ..scrub import from_environment
 from ..state.files import Lock
 from ..units import format_duration
 from .driver import Driver
@@ -68,7 +69,7 @@ class Supervisor:
         except Stop:
             self._lock.release()
             raise
-        process.become_subreaper()
+        become_subreaper()
         app = control.build(self.status, Records(settings.state_dir), settings.control_token, group=self._node.endpoint)
         http = control.server(app)
         serving = asyncio.create_task(control.serve(http, sock))
@@ -163,7 +164,7 @@ def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header:
     import uvloop
 
     settings = loaded.settings
-    log = Log(settings.log_level, settings.log_format)
+    log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
         supervisor = Supervisor(loaded, environ, log, make_node)
         with (
