@@ -68,7 +68,7 @@ def _refuse(stop: Stop) -> int:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="relaunch",
-        description="Serve a big model with sglang: plan the memory, prove the weights, name the crash, bring it back. "
+        description="Serve a big model with sglang: plan the memory, verify the weights, name the crash, bring it back. "
         "Configured by RELAUNCH_ environment variables (docs/settings.md).",
     )
     parser.add_argument("--version", action="version", version=f"relaunch {__version__}")
@@ -84,7 +84,7 @@ def _parser() -> _Parser:
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
     verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
     verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
-    weights = verb("weights", _weights, "find, fetch, prove or repair the weights")
+    weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
     verb("doctor", _doctor, "check the host, the driver and the caches")

@@ -60,10 +60,9 @@ class Unhealthy:
 
 @dataclass(frozen=True)
 class TreeGone:
-    """No process of the engine is left. ``stuck``: names of processes that would not die."""
+    """The kill is over: no process of the engine is left, or none that can be killed."""
 
     run: int
-    stuck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
