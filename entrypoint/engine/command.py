@@ -17,8 +17,10 @@ from ..plan import Plan
 
 MARK = "RELAUNCH_RUN_ID"
 
-# After the interpreter; -P keeps the working directory out of the import path.
+# After the interpreter; -P keeps the working directory out of the import path. This is how the command is shown, and
+# how it can be pasted; what is run is `launcher.py`, which only makes the same start faster.
 LAUNCHER = ("-P", "-m", "sglang.launch_server")
+_FAST_LAUNCHER = ("-P", str(Path(__file__).with_name("launcher.py")))
 
 # Set unless the operator has set them. The first two turn 65 s of dying into 0.6 s; the supervisor takes
 # its own stack dump of a hang before it kills anything.
@@ -39,10 +41,17 @@ DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET")
 
 @dataclass(frozen=True)
 class Command:
-    """``argv`` and the environment that relaunch adds; ``env`` holds no secret."""
+    """``argv`` and the environment that relaunch adds; neither holds a secret."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+
+    def executed(self) -> tuple[str, ...]:
+        """Return the command line to run: ``argv`` with the fast launcher in place of sglang's."""
+        stock = 1 + len(LAUNCHER)
+        if not needs_sglang() or self.argv[1:stock] != LAUNCHER:
+            return self.argv
+        return (self.argv[0], *_FAST_LAUNCHER, *self.argv[stock:])
 
     def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
         """Return the child's whole environment: the operator's, without ours, plus what this launch needs."""

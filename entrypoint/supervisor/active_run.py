@@ -74,7 +74,7 @@ class ActiveRun:
             raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         command = planned.command
         try:
-            engine = process.Engine(command.argv, command.environment(context.environ, run_id), directory, run_id)
+            engine = process.Engine(command.executed(), command.environment(context.environ, run_id), directory, run_id)
         except OSError as error:
             raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
         self.run = Run(

@@ -129,7 +129,7 @@ def _post_mortem(
         "stages": dict(root.stages),
         "readings": dict(root.readings),
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
-        "engine": {"argv": list(failed.run.engine.argv)},
+        "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(root),
     }
