@@ -11,11 +11,11 @@ from pathlib import Path
 MOUNTINFO = Path("/proc/self/mountinfo")
 UNKNOWN = "unknown"
 
-# Kernel file systems whose bytes come over a network or from a host outside this virtual machine. Every other FUSE
-# file system counts as one too (s3fs, gcsfuse, juicefs, sshfs, rclone ...), but those of `_LOCAL_FUSE`.
-NETWORK = frozenset(
-    "9p afs beegfs ceph cifs glusterfs gpfs lustre nfs nfs4 orangefs panfs smb3 smbfs vastnfs virtiofs wekafs".split()
-)
+# One server, or a host outside this virtual machine; and file systems spread over many servers. Every other FUSE
+# file system counts as a network's too (s3fs, gcsfuse, juicefs, sshfs, rclone ...), but those of `_LOCAL_FUSE`.
+_SERVER = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "vastnfs", "virtiofs"})
+_PARALLEL = frozenset({"beegfs", "ceph", "glusterfs", "gpfs", "lustre", "orangefs", "panfs", "wekafs"})
+NETWORK = _SERVER | _PARALLEL
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
 
 
