@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except Stop as stop:
-        print(f"relaunch: {stop.line()}", file=sys.stderr)
-        return stop.exit_code
+        return _refuse(stop)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -53,9 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        full = Stop("disk_full", "no space left where the answer is written", "make room there")
-        print(f"relaunch: {full.line()}", file=sys.stderr)
-        return full.exit_code
+        return _refuse(Stop("disk_full", "no space left where the answer is written", "make room there"))
+
+
+def _refuse(stop: Stop) -> int:
+    """Print the refusal without any secret, whoever wrote its text; return the exit code."""
+    from .config.settings import RECORDS
+    from .scrub import from_environment
+
+    scrub = from_environment(os.environ, [record.name for record in RECORDS.values() if record.secret])
+    print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
+    return stop.exit_code
 
 
 def _parser() -> _Parser:

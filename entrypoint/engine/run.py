@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..host.kernel_log import HostSigns
+from ..scrub import Scrubber
 from . import log
 from .process import Ended, Engine
-from .scrub import Scrubber
 
 KEEP_LINES = 4000
 KEEP_CHARS = 8192

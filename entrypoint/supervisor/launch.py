@@ -18,11 +18,11 @@ from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
 from ..engine.command import Command
 from ..engine.run import Run
-from ..engine.scrub import Scrubber
 from ..errors import Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan, flags
+from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
 from ..units import format_bytes, format_duration
 from .loader_options import with_loader_options
@@ -30,7 +30,6 @@ from .logs import Log
 
 if TYPE_CHECKING:
     from ..weights import Progress, Snapshot
-    from .diagnosis import Diagnosis
 
 # Free GPU memory may come back this much short of what it was and still count as back.
 MEMORY_SLACK = 512 << 20
@@ -54,21 +53,29 @@ class Prepared:
     command: Command | None = None
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """What must be done before the next start. ``repair``: checkpoint files to fetch again; empty: whatever a full
+    check finds; None: nothing. ``wait_for_memory``: give another process the time of a start to free GPU memory."""
+
+    repair: tuple[str, ...] | None = None
+    clear_jit_cache: bool = False
+    wait_for_memory: bool = False
+
+
 class Launch:
     """Holds no state but its collaborators: what it makes is passed on."""
 
     def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
         self._environ, self._log, self._status = environ, log, status
-        self._said = 0.0
-        self.scrub = Scrubber(())
+        self._progress_logged = 0.0
+        self.scrub = from_environment(environ, [record.name for record in RECORDS.values() if record.secret])
 
     async def prepare(self, loaded: Loaded, box: Inventory) -> Prepared:
         """Weights found, fetched and proven; known-good settings looked up. Raises Stop."""
         from .. import weights
 
         settings = loaded.settings
-        secrets = [getattr(settings, field) for field, record in RECORDS.items() if record.secret]
-        self.scrub = Scrubber((*secrets, self._environ.get("HF_TOKEN")))
         if importlib.util.find_spec("sglang") is None:
             raise Stop(
                 "image_mismatch",
@@ -191,17 +198,17 @@ class Launch:
             {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint},
         )
 
-    async def recover(self, prepared: Prepared, diagnosis: Diagnosis) -> Prepared:
+    async def recover(self, prepared: Prepared, recovery: Recovery) -> Prepared:
         """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
         settings = prepared.loaded.settings
-        patience = settings.startup_timeout if diagnosis.wait_for_memory else MEMORY_PATIENCE
+        patience = settings.startup_timeout if recovery.wait_for_memory else MEMORY_PATIENCE
         await self._gpu_memory_back(prepared, patience)
-        if diagnosis.repair is not None:
+        if recovery.repair is not None:
             from .. import weights
 
-            self._log.info(f"repairing {', '.join(diagnosis.repair) or 'what a full check finds'}")
-            await weights.repair(prepared.loaded, diagnosis.repair or None, environ=self._environ)
-        if diagnosis.clear_jit_cache:
+            self._log.info(f"repairing {', '.join(recovery.repair) or 'what a full check finds'}")
+            await weights.repair(prepared.loaded, recovery.repair or None, environ=self._environ)
+        if recovery.clear_jit_cache:
             import shutil
 
             from ..kernels import kernels
@@ -252,8 +259,8 @@ class Launch:
         shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
         self._status.stage = progress.phase
         now = time.monotonic()
-        if now - self._said >= 10.0 and progress.bytes_total:
-            self._said = now
+        if now - self._progress_logged >= 10.0 and progress.bytes_total:
+            self._progress_logged = now
             rate = f", {format_bytes(progress.rate)}/s" if progress.rate else ""
             self._log.info(
                 f"{progress.phase}: {format_bytes(progress.bytes)} of {format_bytes(progress.bytes_total)}{rate}"

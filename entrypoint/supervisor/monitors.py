@@ -37,10 +37,10 @@ class Alarm:
 
 
 async def watch_start(
-    run: Run, settings: Settings, seen: Callable[[], object | None], quiet_elsewhere: Callable[[], float]
+    run: Run, settings: Settings, seen: Callable[[], object | None], seconds_since_peer_progress: Callable[[], float]
 ) -> Alarm:
-    """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None;
-    ``quiet_elsewhere`` the seconds since another node of the group showed progress: ranks wait for each other."""
+    """Return when start-up is stuck. ``seen`` gives the newest log event since the last call, or None. Progress of
+    another node counts too, since ranks wait for each other."""
     watchdog = StartupWatchdog(settings.stage_stall_timeout, time.monotonic())
     stopped = StoppedWatch(settings.hang_timeout)
     heard = 0
@@ -51,7 +51,7 @@ async def watch_start(
             watchdog.progress(now)
         heard = run.heard
         engine = run.engine
-        watchdog.elsewhere(now - quiet_elsewhere())
+        watchdog.elsewhere(now - seconds_since_peer_progress())
         halted = stopped.check(now, engine.stopped())
         reason = halted or watchdog.check(now, run.stage, engine.compiling(), engine.bytes_read())
         run.active = watchdog.last

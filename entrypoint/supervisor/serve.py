@@ -27,15 +27,18 @@ from ..errors import Stop, config_rejected
 from ..healing import machine
 from ..healing.machine import Do, Phase
 from ..host import inventory, ports
+from ..plan import Change
 from ..state.boots import Boot, Boots
 from ..state.files import Lock
+from ..state.post_mortems import PostMortems
 from ..units import format_duration
 from . import preflight
-from .diagnosis import Diagnosis, FailedRun, prewarm
-from .launch import Launch, Prepared
+from .diagnosis import Diagnosis
+from .evidence import FailedRun, dump_stacks, load_classifier
+from .launch import Launch, Prepared, Recovery
 from .logs import Log
 from .monitors import Alarm, ServingMonitor, WorkerMonitor, watch_start
-from .single_node import Refusal, SingleNode
+from .node import MakeNode, NodeContext, Refusal
 from .status_reporter import StatusReporter
 from .systemd import Notify
 
@@ -43,18 +46,6 @@ from .systemd import Notify
 LAST_WORDS = 1.0
 
 
-# From the settings, the launch, the diagnosis, and where events, alarms and waits are reported to: this node's part.
-MakeGroup = Callable[
-    [
-        Loaded,
-        Launch,
-        Diagnosis,
-        Callable[[machine.Event], None],
-        Callable[[Alarm], None],
-        Callable[[str | None], None],
-    ],
-    SingleNode,
-]
 # From the status, the log format and the environment: what keeps the header on the screen while it is entered.
 Header = Callable[[Status, str, Mapping[str, str]], AbstractContextManager[None]]
 
@@ -62,7 +53,7 @@ Header = Callable[[Status, str, Mapping[str, str]], AbstractContextManager[None]
 class Supervisor:
     """One life of `relaunch serve`. ``run`` returns the exit code."""
 
-    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log, make_group: MakeGroup) -> None:
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log, make_node: MakeNode) -> None:
         settings = loaded.settings
         self.loaded, self.environ, self.log = loaded, environ, log
         self.status = Status()
@@ -71,14 +62,20 @@ class Supervisor:
         self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
         self._launch = Launch(environ, log, self.status)
         self._diagnosis = Diagnosis(log)
-        self._group = make_group(
-            loaded, self._launch, self._diagnosis, self._events.put_nowait, self._take_alarm, self._reporter.wait
+        self._node = make_node(
+            NodeContext(
+                loaded, self._launch, self._diagnosis, self._events.put_nowait, self._take_alarm, self._reporter.wait
+            )
         )
+        self._changes: tuple[Change, ...] = ()
+        self._recovery = Recovery()
+        self._post_mortem: str | None = None
+        self._stacks: tuple[str, ...] = ()
         self._limits = machine.Limits(
             # The head counts for the whole group.
-            max_restarts=sys.maxsize if self._group.follows else settings.max_restarts,
+            max_restarts=sys.maxsize if self._node.is_worker else settings.max_restarts,
             restart_window=settings.restart_window,
-            backoff_initial=0.0 if self._group.follows else settings.backoff_initial,
+            backoff_initial=0.0 if self._node.is_worker else settings.backoff_initial,
             backoff_max=settings.backoff_max,
             startup_timeout=settings.startup_timeout,
             drain_timeout=settings.drain_timeout,
@@ -118,14 +115,14 @@ class Supervisor:
             raise
         process.become_subreaper()
         records = Records(settings.state_dir)
-        app = control.build(self.status, records, settings.control_token, group=self._group.endpoint)
+        app = control.build(self.status, records, settings.control_token, group=self._node.endpoint)
         http = control.server(app)
         serving = asyncio.create_task(control.serve(http, sock))
-        link = asyncio.create_task(self._group.link())
+        link = asyncio.create_task(self._node.link())
         self._signals()
         try:
             code = await self._loop()
-            await self._group.farewell()
+            await self._node.on_exit()
             return code
         finally:
             link.cancel()
@@ -147,7 +144,7 @@ class Supervisor:
             self._notify.alive()
             before = state.phase
             if isinstance(event, machine.StopRequested):
-                self._group.leaving()
+                self._node.on_stop_requested()
             state, actions = machine.step(state, event, time.monotonic())
             self._reporter.step(state)
             if state.phase is not before:
@@ -156,9 +153,9 @@ class Supervisor:
                 limit = format_duration(self._limits.startup_timeout)
                 self._take_alarm(Alarm(f"the start took longer than STARTUP_TIMEOUT={limit}", hang="startup"))
             if state.phase is Phase.GAVE_UP and before is not Phase.GAVE_UP:
-                if before is Phase.RECOVERING:
-                    self._diagnosis.gave_up(self.loaded)
-                self._group.gave_up(
+                if before is Phase.RECOVERING and self._post_mortem is not None:
+                    PostMortems(self.loaded.settings.state_dir).mark_gave_up(self._post_mortem)
+                self._node.on_gave_up(
                     Refusal(state.cause or "unknown", state.reason or "", state.next_step or "", state.exit_code)
                 )
             self._perform(state, actions)
@@ -184,7 +181,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, self._restart_requested)
 
     def _restart_requested(self) -> None:
-        if self._group.follows:
+        if self._node.is_worker:
             self.log.warning("a restart of the group is asked of node 0: run `relaunch restart` there")
         else:
             self._events.put_nowait(machine.RestartRequested())
@@ -257,7 +254,7 @@ class Supervisor:
 
     async def _prepare(self) -> machine.Event:
         settings = self.loaded.settings
-        self._group.preparing()
+        self._node.on_preparing()
         await asyncio.to_thread(leftovers.end, settings.state_dir, self.log.warning)
         self._boots.compact()
         box = await asyncio.to_thread(inventory.current, self.loaded.settings.gpu_inventory, self.environ)
@@ -271,7 +268,7 @@ class Supervisor:
 
     async def _plan(self) -> machine.Event:
         assert self._prepared is not None
-        self._prepared = await self._group.plan(self._prepared, self._diagnosis.changes)
+        self._prepared = await self._node.plan(self._prepared, self._changes)
         plan = self._prepared.plan
         assert plan is not None
         if not plan.feasible:
@@ -309,7 +306,7 @@ class Supervisor:
             on_gone=lambda: self._suspect(number, "the engine's main process is gone"),
         )
         self._run = run
-        self._group.spawned(run)
+        self._node.on_spawn(run)
         now = time.time()
         self._boot = Boot(id=f"{run_id}-{int(now)}", started_at=now, fingerprint=prepared.fingerprint)
         self._boots.write(self._boot)
@@ -318,15 +315,16 @@ class Supervisor:
         self._follow = asyncio.create_task(self._watched(number, run.follow()))
         self._run_tasks = []
         self._run_task(number, self._watch_start(run))
-        self._run_task(number, self._group.watch(run))
+        self._run_task(number, self._node.watch(run))
         if number == 1:
             with contextlib.suppress(Exception):  # whatever is wrong with it shows when it is needed
-                await asyncio.to_thread(prewarm)
+                await asyncio.to_thread(load_classifier)
         return None
 
     async def _watch_start(self, run: Run) -> machine.Event:
-        quiet_elsewhere = self._group.quiet
-        alarm = await watch_start(run, self.loaded.settings, self._take_last_event, quiet_elsewhere)
+        alarm = await watch_start(
+            run, self.loaded.settings, self._take_last_event, self._node.seconds_since_peer_progress
+        )
         self._take_alarm(alarm)
         return machine.Unhealthy(run.number, alarm.reason)
 
@@ -337,7 +335,7 @@ class Supervisor:
     async def _probe(self, number: int) -> machine.Event:
         run, prepared = self._run, self._prepared
         assert run is not None and prepared is not None
-        if self._group.follows:  # the head has proven it for all
+        if self._node.is_worker:  # the head has proven it for all
             self._watch = WorkerMonitor(run, self.loaded.settings)
             return machine.ProbePassed(number)
         client = self._client = await self._launch.client(self.loaded)
@@ -365,19 +363,19 @@ class Supervisor:
         self._boot.ready_at = time.time()
         self._boot.stages = self._run.stage_seconds()
         self._boots.write(self._boot)
-        self._diagnosis.reached_ready()
+        self._diagnosis.on_ready()
         self._reference = self._watch.reference
         self._run.engine.census_every = 5.0
         self.status.started = True
         settings = self.loaded.settings
         took = format_duration(time.monotonic() - self._run.began)
-        if self._group.follows:
+        if self._node.is_worker:
             self.log.info(f"ready in {took}: node {settings.node_rank} of {settings.nnodes}; clients talk to node 0")
         else:
             self.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
-        self._group.ready()
+        self._node.on_ready()
         self._run_task(number, self._watch_serving(number, self._watch))
-        self._run_task(number, self._group.watch(self._run))
+        self._run_task(number, self._node.watch(self._run))
 
     async def _watch_serving(self, number: int, watch: ServingMonitor | WorkerMonitor) -> machine.Event:
         alarm = await watch.watch()
@@ -393,14 +391,13 @@ class Supervisor:
                 run.mark_failing()
 
     def _record_stable(self) -> None:
-        learns = self.loaded.settings.learn and not self._group.follows
+        learns = self.loaded.settings.learn and not self._node.is_worker
         if self._prepared is not None and self._run is not None and learns:
-            self._launch.remember(self._prepared, self._run, self._diagnosis.changes)
+            self._launch.remember(self._prepared, self._run, self._changes)
 
     async def _kill(self, number: int) -> None:
         run = self._run
-        self._group.mark_failing()
-        await self._group.parting()
+        await self._node.before_kill()
         if run is None or run.number != number:  # nothing was spawned
             self._events.put_nowait(machine.TreeGone(number))
             return
@@ -408,7 +405,7 @@ class Supervisor:
             task.cancel()
         run.mark_failing()
         if self._alarm is not None and self._alarm.hang:
-            await self._diagnosis.dump_stacks(run)
+            self._stacks = await dump_stacks(run)
         stuck = await run.engine.kill()
         if self._client is not None:
             await self._client.close()
@@ -424,23 +421,30 @@ class Supervisor:
 
     async def _diagnose(self) -> machine.Event:
         assert self._run is not None and self._prepared is not None and self._boot is not None
-        failed = FailedRun(self._run, self._prepared, self._boot, self._alarm)
-        found = await self._group.diagnose(failed, self.loaded)
-        if self._group.follows:
+        failed = FailedRun(self._run, self._prepared, self._boot, self._alarm, self._stacks)
+        conclusion = await self._node.diagnose(failed, self.loaded)
+        found = conclusion.diagnosed
+        self._stacks = ()
+        self._changes, self._recovery, self._post_mortem = (
+            conclusion.changes,
+            conclusion.recovery,
+            conclusion.post_mortem,
+        )
+        if self._node.is_worker:
             self.log.warning(f"this run of the group ended: {found.cause}: {found.reason}")
         self.status.restarts[found.cause] = self.status.restarts.get(found.cause, 0) + (1 if found.retry else 0)
-        self._boot.post_mortem = self._diagnosis.last_post_mortem
+        self._boot.post_mortem = conclusion.post_mortem
         self._boots.write(self._boot)
         return found
 
     async def _recover(self, delay: float) -> machine.Event:
         assert self._prepared is not None
-        self._group.recovering()
+        self._node.on_recovering()
         if delay:
             self.log.info(f"waiting {format_duration(delay)} before the next start")
         await asyncio.sleep(delay)
-        self._prepared = await self._launch.recover(self._prepared, self._diagnosis)
-        self._diagnosis.recovered()
+        self._prepared = await self._launch.recover(self._prepared, self._recovery)
+        self._recovery = Recovery()  # done: a planned restart later must not do it again
         return machine.Recovered()
 
     # -- callbacks of the run ---------------------------------------------------------------------------
@@ -490,15 +494,15 @@ class Supervisor:
             self._events.put_nowait(machine.EngineEnded(number))
 
 
-def run(loaded: Loaded, environ: Mapping[str, str], make_group: MakeGroup, header: Header) -> int:
-    """`relaunch serve`: serve until stopped or given up, and return the exit code. ``make_group`` makes this node's
+def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header: Header) -> int:
+    """`relaunch serve`: serve until stopped or given up, and return the exit code. ``make_node`` makes this node's
     part in its group; ``header`` shows the status above the log lines, where the terminal can."""
     import uvloop
 
     settings = loaded.settings
     log = Log(settings.log_level, settings.log_format)
     try:
-        supervisor = Supervisor(loaded, environ, log, make_group)
+        supervisor = Supervisor(loaded, environ, log, make_node)
         with (
             header(supervisor.status, settings.log_format, environ),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -67,7 +67,7 @@ def test_dockers_own_64_mib_of_shared_memory_are_too_little_for_eight_ranks() ->
     ("number", "cause", "word"),
     [
         (errno.ENOSPC, "disk_full", "free space"),
-        (errno.EROFS, "permission_denied", "writable volume"),
+        (errno.EROFS, "permission_denied", "mount it writable"),
         (errno.EACCES, "permission_denied", "chown"),
     ],
 )
