@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import number, text_config
+from ..checkpoint.model import Checkpoint
 from ..host.inventory import Inventory
 from .command import Command
 from .constraints import Constraints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.model import Checkpoint
 from ..config.settings import PREFIX
 from .constraints import Constraints
 from .infeasibility import Problem

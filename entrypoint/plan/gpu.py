@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import geometry
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
 from ..host.inventory import Inventory
 from ..units import format_bytes

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..checkpoint import checkpoint as checkpoints
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint import model as checkpoint_model
+from ..checkpoint.model import Checkpoint
 from ..config.settings import RECORDS, Loaded
 from ..control.status import Status
 from ..engine import canary, command
@@ -89,7 +89,7 @@ class Launch:
         size = format_bytes(snapshot.bytes)
         self._log.info(f"weights: {snapshot.path} ({size}, checked: {snapshot.level})")
         checkpoint = await asyncio.to_thread(
-            checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
+            checkpoint_model.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
         )
         print_ = fingerprint(loaded, box, checkpoint, flags.engine_version())
         known_good = KnownGood(settings.state_dir, print_)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import plan
-from entrypoint.checkpoint import checkpoint
+from entrypoint.checkpoint import model as checkpoint
 from entrypoint.config import presets, settings
 from entrypoint.errors import Stop
 from entrypoint.host import inventory
