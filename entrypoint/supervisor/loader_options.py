@@ -12,8 +12,8 @@ from ..plan import Decision, Plan
 def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
     """``plan`` with loader flags and their reasons. What the operator gave in ENGINE_ARGS stays; dummy weights and
     a checkpoint or a box that is not here get nothing. ``path``: the snapshot directory."""
-    from ..host import memory
-    from ..weights import environment, loader_options
+    from ..host import memory, mounts
+    from ..weights import loader_options
 
     directory = Path(path)
     # The disks here say nothing of a box that is elsewhere.
@@ -21,7 +21,7 @@ def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
         return plan
     ranks = plan.parallel["tp"] * plan.parallel["pp"] // plan.parallel["nnodes"]
     options = loader_options(
-        file_system=environment.file_system(directory),
+        file_system=mounts.file_system(directory),
         host_memory_bytes=box.host_memory_bytes,
         cgroup_limit_bytes=memory.cgroup_limit(),
         cores=box.cpu_count,

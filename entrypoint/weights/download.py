@@ -13,11 +13,12 @@ from typing import Any
 
 from ..config.settings import Settings
 from ..errors import Stop
+from ..host import mounts
 from ..units import format_bytes, format_duration
 from . import faults, layout, locks, records, refusals
 from . import manifest as manifests
 from .common import Entry, Manifest, Phase, Progress
-from .environment import Hub, child_environ, file_system
+from .environment import Hub, child_environ
 from .worker import Worker
 
 OnProgress = Callable[[Progress], None]
@@ -293,7 +294,7 @@ def prepare_cache(job: Job, files: Sequence[Entry], credit: int = 0) -> None:
     need, free = sum(entry.size or 0 for entry in files), layout.free_bytes(place) + credit
     if need > free:
         raise faults.disk_full(hub.cache, hub.setting, need, free)
-    if need > 10 * 10**9 and file_system(hub.cache) == "overlay":
+    if need > 10 * 10**9 and mounts.file_system(hub.cache) == "overlay":
         job.say(
             f"{hub.cache} lies in the container's own layer: {format_bytes(need)} will be fetched again "
             f"by the next container; mount a volume there"

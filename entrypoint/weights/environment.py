@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Stop, config_rejected, unreadable
+from ..host import mounts
 
 if TYPE_CHECKING:
     from ..config.settings import Loaded
@@ -98,7 +99,7 @@ def child_environ(hub: Hub, *, xet: bool) -> dict[str, str]:
     env["HF_HUB_CACHE"] = str(hub.cache)
     if not xet:
         env["HF_HUB_DISABLE_XET"] = "1"
-    if network_file_system(hub.cache):
+    if mounts.on_network(hub.cache):
         # Parallel vectored writes are not safe on NFS.
         env.setdefault("HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE", "0")
     return env
@@ -154,54 +155,3 @@ def _clean(text: str, where: str) -> str | None:
             f"{where} holds something that is no token (spaces or control characters)", "put the token alone there"
         )
     return token
-
-
-def file_system(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that ``path`` lies on, from /proc/self/mountinfo (``nfs4``, ``lustre``, ``overlay``,
-    ``ext4``); ``unknown`` when that cannot be said."""
-    try:
-        text = Path("/proc/self/mountinfo").read_text() if mounts is None else mounts
-        real = path.resolve() if mounts is None else path
-    except OSError:
-        return "unknown"
-    best, kind = "", "unknown"
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        if len(fields) < 5 or not right:
-            continue
-        point = fields[4].encode().decode("unicode_escape")
-        inside = str(real) == point or str(real).startswith(point.rstrip("/") + "/")
-        # The last of equal mount points is the one on top.
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
-
-
-NETWORK = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "smb3",
-        "glusterfs",
-        "fuse.glusterfs",
-        "9p",
-        "virtiofs",
-        "fuse.s3fs",
-        "fuse.gcsfuse",
-        "fuse.juicefs",
-        "wekafs",
-        "afs",
-        "panfs",
-        "vastnfs",
-    }
-)
-
-
-def network_file_system(path: Path) -> bool:
-    return file_system(path) in NETWORK

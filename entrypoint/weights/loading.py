@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from ..host.mounts import is_network
 from ..units import GIB, format_bytes
-from .environment import NETWORK
 
 ENGINE_THREADS = 8  # sglang's own default
 FITS = 0.8  # share of the memory that the page cache can be counted on for
@@ -44,7 +44,7 @@ def loader_options(
     checkpoint_bytes: int,
     device: str = "cuda",
 ) -> LoaderOptions:
-    """``file_system`` as `environment.file_system` says it; ``ranks`` on this host. Nothing on a CPU, for dummy weights
+    """``file_system`` as `host.mounts.file_system` says it; ``ranks`` on this host. Nothing on a CPU, for dummy weights
     (0 bytes) and for checkpoints so small that nothing can be gained."""
     if device == "cpu" or checkpoint_bytes < 8 * GIB:
         return LoaderOptions()
@@ -60,7 +60,7 @@ def loader_options(
         flags.extend([flag] if value is True else [flag, str(value)])
         choices.append(Choice(flag, value, reason))
 
-    if file_system in NETWORK and fits:
+    if is_network(file_system) and fits:
         threads = max(2, min(8, cores // (2 * ranks)))
         choose(
             "--weight-loader-prefetch-checkpoints",
@@ -70,7 +70,7 @@ def loader_options(
         choose("--weight-loader-prefetch-num-threads", threads, f"{ranks} ranks share {cores} cores")
         return LoaderOptions(tuple(flags), tuple(choices))
     threads = max(4, min(16, 2 * cores // ranks))
-    if file_system in NETWORK:
+    if is_network(file_system):
         threads = 4  # every rank reads everything: more threads only make the server seek
     if threads != ENGINE_THREADS:
         value = json.dumps({"enable_multithread_load": True, "num_threads": threads}, separators=(",", ":"))

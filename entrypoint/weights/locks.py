@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .environment import network_file_system
+from ..host import mounts
 
 # On a network file system a lock of another host may be invisible; only an old file is surely an orphan there.
 OLD_SECONDS = 6 * 3600.0
@@ -64,7 +64,7 @@ def supported(cache: Path) -> bool:
 def remove_orphans(cache: Path, storage: Path, now: float) -> tuple[int, int]:
     """Remove ``blobs/*.incomplete`` that no process works on: (files, bytes). The client never resumes them."""
     files = freed = 0
-    remote = network_file_system(cache)
+    remote = mounts.on_network(cache)
     for path in sorted((storage / "blobs").glob("*.incomplete")):
         etag = path.name.split(".", 1)[0]
         try:

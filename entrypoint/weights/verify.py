@@ -107,7 +107,7 @@ def _full(
     assert root is not None
     jobs = [(p, _algo(manifest.entries.get(p)), s.size) for p, s in states.items() if p not in kept]
     total = sum(size for _, _, size in jobs)
-    keep_cache = total <= CACHE_SHARE * memory.available_memory()
+    keep_cache = total <= CACHE_SHARE * memory.available_bytes()
 
     def report(done: int, files: int, rate: float) -> None:
         if on_progress:

@@ -15,7 +15,7 @@ from fakehub import FakeHub
 from weights_kit import REPO, Bench, checkpoint
 
 from entrypoint.errors import Stop
-from entrypoint.host import memory
+from entrypoint.host import mounts
 from entrypoint.plan import flags
 from entrypoint.units import GIB
 from entrypoint.weights import childfaults, download, environment, faults, layout, loader_options, locks
@@ -85,32 +85,9 @@ def test_what_the_child_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "HF_HUB_DISABLE_XET" not in env and environment.child_environ(hub, xet=False)["HF_HUB_DISABLE_XET"] == "1"
     assert hub.scrub("Bearer hf_abcdefgh and hf_otherothertoken") == "Bearer *** and ***"
     assert "HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE" not in env
-    monkeypatch.setattr(environment, "network_file_system", lambda path: True)
+    monkeypatch.setattr(mounts, "on_network", lambda path: True)
     assert environment.child_environ(hub, xet=True)["HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE"] == "0"
     assert environment.child_environ(read(tmp_path), xet=True)["HF_HUB_DISABLE_IMPLICIT_TOKEN"] == "1"
-
-
-MOUNTS = """\
-22 1 0:20 / / rw - overlay overlay rw,lowerdir=/l
-30 22 0:30 / /data rw shared:1 - ext4 /dev/sda1 rw
-31 30 0:31 / /data/my\\040models rw - nfs4 server:/models rw,vers=4.2
-32 22 0:32 / /database rw - xfs /dev/sdb1 rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/x", "overlay"), ("/data/x", "ext4"), ("/data/my models/x", "nfs4"), ("/database", "xfs"), ("/data", "ext4")],
-)
-def test_which_file_system(path: str, kind: str) -> None:
-    assert environment.file_system(Path(path), MOUNTS) == kind
-
-
-def test_cgroup_limits(tmp_path: Path) -> None:
-    for text, limit in (("max\n", None), ("1073741824\n", GIB), ("9223372036854771712\n", None)):
-        (tmp_path / "limit").write_text(text)
-        assert memory.cgroup_limit((str(tmp_path / "none"), str(tmp_path / "limit"))) == limit
-    assert memory.available_memory() > 0
 
 
 def orphan(bench: Bench, etag: str) -> Path:
@@ -132,7 +109,7 @@ def test_orphans_go_and_files_at_work_stay(tmp_path: Path, monkeypatch: pytest.M
         assert not dead.exists() and alive.exists()
         mine = locks.holder(bench.cache, bench.storage, set())
         assert mine is not None and mine[1] == os.getpid() and mine[0].name == "b" * 64 + ".lock"
-    monkeypatch.setattr(locks, "network_file_system", lambda path: True)
+    monkeypatch.setattr(mounts, "on_network", lambda path: True)
     assert locks.remove_orphans(bench.cache, bench.storage, time.time())[0] == 0, "locks of another host are invisible"
     assert locks.remove_orphans(bench.cache, bench.storage, time.time() + 7 * 3600)[0] == 1
 
@@ -172,7 +149,7 @@ async def test_a_lock_that_another_process_keeps_is_named(tmp_path: Path) -> Non
 
 def test_a_big_download_into_a_container_layer_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
-    monkeypatch.setattr(download, "file_system", lambda path: "overlay")
+    monkeypatch.setattr(mounts, "file_system", lambda path: "overlay")
     monkeypatch.setattr(layout, "free_bytes", lambda path: 10**12)
     job = download.Job(environment.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
     download.prepare_cache(job, [Entry("a", 400 * 10**9)])
