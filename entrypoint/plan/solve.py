@@ -11,9 +11,8 @@ from ..checkpoint.geometry import Geometry
 from ..host.inventory import Gpu
 from ..units import format_bytes
 from . import extra_weights, kv, memory, sharding
-from .infeasibility import Problem
 from .memory import Load
-from .plan import Account
+from .plan import Account, Infeasibility
 from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
@@ -23,7 +22,7 @@ UNKNOWN_SHARE = 50
 
 
 @dataclass(frozen=True)
-class Case:
+class MemoryCase:
     """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
     non-static part must be able to carry (the largest that the choice may end at). ``shares``: per stage, the
     model's tensors and the draft's (`shares`). ``readings``: of an earlier
@@ -68,7 +67,7 @@ def shares(
 
 
 @dataclass(frozen=True)
-class Result:
+class MemoryResult:
     """``tokens`` and ``fraction`` are given whenever a number exists, also when it does not fit. By pipeline stage:
     ``cells``, bytes per token, and ``stage_tokens``, what its pool alone would hold (None: it has none)."""
 
@@ -80,7 +79,7 @@ class Result:
     tokens: int
     cell: float
     accounts: tuple[Account, ...]
-    reasons: tuple[Problem, ...]
+    reasons: tuple[Infeasibility, ...]
     warnings: tuple[str, ...]
     short: int
     unmatched: tuple[str, ...]
@@ -93,7 +92,7 @@ class Result:
         return not self.reasons
 
 
-def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
+def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
     """(bytes that the engine will report as weights, extra bytes while loading, names without a rule)."""
     groups, g, parallel = case.checkpoint.groups, case.g, case.parallel
     layers = len(parallel.layers(g.layers, stage))
@@ -119,14 +118,14 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     return size, peak, unmatched
 
 
-def need(case: Case, load: Load, slack: float, tokens: int) -> int:
+def need(case: MemoryCase, load: Load, slack: float, tokens: int) -> int:
     """Bytes that must stay outside weights and KV for ``load``, with the margin. ``tokens``: of the pool, at most."""
     g, parallel = case.g, case.parallel
     size = graph_bytes(case, load) + memory.activations(g, parallel, load) + memory.runtime(g, parallel, load)
     return size + memory.scratch(g, load, slack, tokens) + case.margin
 
 
-def graph_bytes(case: Case, load: Load) -> int:
+def graph_bytes(case: MemoryCase, load: Load) -> int:
     """The formula, or what an earlier boot read for the same largest batch."""
     read = case.readings.get("graph_bytes")
     if read and case.readings.get("cuda_graph_max_bs") == load.graph_bs:
@@ -134,7 +133,7 @@ def graph_bytes(case: Case, load: Load) -> int:
     return memory.graphs(case.g, load)
 
 
-def slack_needed(case: Case, pre: int, total: int, most: int) -> float:
+def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:
     """Bytes of ``pre`` that the fraction must leave: our account with the margin, and never less than sglang
     would set aside for the same chunk and graphs. The indexer's logits are a share of the answer itself. ``most``:
     tokens that the pool could hold."""
@@ -146,7 +145,7 @@ def slack_needed(case: Case, pre: int, total: int, most: int) -> float:
     return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
-def solve(case: Case) -> Result:
+def solve(case: MemoryCase) -> MemoryResult:
     """The account of one case."""
     parallel, g = case.parallel, case.g
     overhead = memory.before_weights(parallel, case.nvlink)
@@ -206,7 +205,7 @@ def solve(case: Case) -> Result:
     reasons, warnings = _verdict(case, pres, held, tokens, most, fraction, recommended, short, accounts)
     state_slots = state // pools[0].state - 1 if pools[0].state else None
     unmatched = tuple(sorted({name for _, _, names in held for name in names}))
-    return Result(
+    return MemoryResult(
         tuple(size for size, _, _ in held),
         pres,
         fraction,
@@ -226,7 +225,7 @@ def solve(case: Case) -> Result:
 
 
 def _most_tokens(
-    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools]
+    case: MemoryCase, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools]
 ) -> int:
     """Tokens that the pool would hold if nothing but weights stood beside it."""
     room = min(pres, default=0) - max(size for size, _, _ in held)
@@ -235,7 +234,7 @@ def _most_tokens(
 
 
 def _accounts(
-    case: Case,
+    case: MemoryCase,
     pres: tuple[int, ...],
     held: list[tuple[int, int, tuple[str, ...]]],
     pools: list[kv.Pools],
@@ -275,7 +274,7 @@ def _accounts(
 
 
 def _verdict(
-    case: Case,
+    case: MemoryCase,
     pres: tuple[int, ...],
     held: list[tuple[int, int, tuple[str, ...]]],
     tokens: int,
@@ -284,8 +283,8 @@ def _verdict(
     recommended: float,
     short: int,
     accounts: tuple[Account, ...],
-) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    reasons: list[Problem] = []
+) -> tuple[tuple[Infeasibility, ...], tuple[str, ...]]:
+    reasons: list[Infeasibility] = []
     warnings: list[str] = []
     pre, heaviest = min(pres), max(size for size, _, _ in held)
     if pre < 0.9 * max(pres):
@@ -296,13 +295,13 @@ def _verdict(
         )
         if len({gpu.total_bytes for gpu in case.gpus}) == 1:
             text += ": free the fullest GPU"
-        reasons.append(Problem(text))
+        reasons.append(Infeasibility(text))
     peak = next((a for a, gpu in zip(accounts, case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes), None)
     if heaviest >= pre or peak is not None:
         what = f"weights need {format_bytes(heaviest)} per GPU"
         if peak is not None and heaviest < pre:
             what += f" and {format_bytes(peak.load_peak_bytes - peak.baseline_bytes)} while they load"
-        reasons.append(Problem(f"{what}, {format_bytes(pre)} can be had"))
+        reasons.append(Infeasibility(f"{what}, {format_bytes(pre)} can be had"))
     elif case.fraction is not None:
         least = max(
             need(case, case.reserve, pre * (1 - fraction), most),
@@ -318,7 +317,7 @@ def _verdict(
             )
             better = round(recommended, 3)
             number = ({"mem_fraction_static": better},) if 0 < better < 1 else ()
-            reasons.append(Problem(text, (*number, {"mem_fraction_static": None})))
+            reasons.append(Infeasibility(text, (*number, {"mem_fraction_static": None})))
         elif fraction > recommended:
             warnings.append(
                 f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these "
@@ -328,16 +327,16 @@ def _verdict(
     if not reasons and tokens < 1:
         outside = accounts[0].graph_bytes + accounts[0].activation_bytes + accounts[0].runtime_bytes + case.margin
         reasons.append(
-            Problem(
+            Infeasibility(
                 f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of "
                 f"{format_bytes(pre)}; {format_bytes(outside)} go to graphs, activations, tables and the margin"
             )
         )
     if not reasons and short > 0:
-        reasons.append(Problem(f"the account is {format_bytes(short)} short per GPU"))
+        reasons.append(Infeasibility(f"the account is {format_bytes(short)} short per GPU"))
     return tuple(reasons), tuple(warnings)
 
 
-def with_chunk(case: Case, chunk: int) -> Case:
+def with_chunk(case: MemoryCase, chunk: int) -> MemoryCase:
     """The same case with another prefill step."""
     return replace(case, load=replace(case.load, chunk=chunk), reserve=replace(case.reserve, chunk=chunk))
