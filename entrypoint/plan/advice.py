@@ -54,6 +54,7 @@ class Advisor:
         return (*texts, last) if last else tuple(texts)
 
     def fits(self, remedy: Remedy) -> bool:
+        """Whether the whole plan with ``remedy`` applied is feasible."""
         planned = self.planned(remedy)
         return planned is not None and planned.feasible
 

@@ -59,4 +59,5 @@ class CommandLine:
             self.set(options[dest], value)
 
     def arguments(self) -> tuple[str, ...]:
+        """The flags as words for the command line."""
         return tuple(word for tokens in self._tokens.values() for word in tokens)

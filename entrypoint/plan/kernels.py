@@ -40,6 +40,7 @@ class KernelContext:
 
     @property
     def sm120(self) -> bool:
+        """Whether the GPU is a workstation or consumer Blackwell, which lacks what SM 100 has."""
         return 120 <= self.sm < 130
 
 
@@ -180,6 +181,8 @@ EMITTED = ("quantization", "moe_runner_backend", "fp4_gemm_backend")
 
 
 class KernelCheck(NamedTuple):
+    """When ``applies``, ``reason`` is told; ``remedies``: what would help, best first."""
+
     applies: Callable[[KernelContext], bool]
     reason: str
     remedies: tuple[Mapping[str, Any], ...] = ()

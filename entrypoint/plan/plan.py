@@ -61,6 +61,7 @@ class Change:
     reason: str
 
     def document(self) -> dict[str, Any]:
+        """The change as plan, status and history documents have it."""
         return {"setting": self.setting, "from": self.before, "to": self.after, "reason": self.reason}
 
 

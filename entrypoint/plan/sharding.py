@@ -30,10 +30,12 @@ class Parallel:
 
     @property
     def attn_tp(self) -> int:
+        """Ranks that share the attention of one request."""
         return max(1, self.tp // self.dp)
 
     @property
     def moe_tp(self) -> int:
+        """Ranks over which the width of one expert is split."""
         return max(1, self.tp // self.ep)
 
     @property
@@ -251,6 +253,7 @@ def _expert(group: Group, total: int, g: Geometry, parallel: Parallel, sm: int) 
 
 
 def round_up(value: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is at least ``value``."""
     return -(-value // step) * step
 
 

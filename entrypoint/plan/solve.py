@@ -52,6 +52,7 @@ class MemoryCase:
 
     @property
     def draft(self) -> bool:
+        """Whether the checkpoint's own MTP layer drafts."""
         return self.shares[0][1] is not None
 
 
@@ -89,6 +90,7 @@ class MemoryResult:
 
     @property
     def fits(self) -> bool:
+        """Whether nothing speaks against the account."""
         return not self.reasons
 
 

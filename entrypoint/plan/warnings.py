@@ -54,6 +54,7 @@ def uneven_pages(case: solve.MemoryCase, chunk: int) -> Infeasibility | None:
 
 
 def page(constraints: Constraints, page: int) -> list[str]:
+    """A page size that the attention backend replaces."""
     asked = constraints.engine_arg("page_size")
     if asked is None or str(asked) == str(page):
         return []
@@ -73,6 +74,7 @@ def too_old(gpus: tuple[Gpu, ...]) -> Infeasibility | None:
 
 
 def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
+    """GPUs of several architectures under one model."""
     kinds = sorted({f"{gpu.name} (SM {gpu.sm})" for gpu in gpus})
     if len({gpu.sm for gpu in gpus}) < 2:
         return []
@@ -92,6 +94,7 @@ def alone(gpus: tuple[Gpu, ...]) -> tuple[dict[str, Any], ...]:
 
 
 def no_draft_layer(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Infeasibility | None:
+    """A draft that was asked for and that the checkpoint does not have."""
     if not draft:
         return None
     has = any(
