@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..engine.lines import strip_ansi
 from ..engine.process import die_with_parent
 from ..supervisor.logs import Log

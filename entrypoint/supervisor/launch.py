@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint import checkpoint as checkpoints
 from ..checkpoint.checkpoint import Checkpoint
-from ..config.settings import RECORDS, Loaded
+from ..config import engine_flags
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
@@ -22,7 +24,7 @@ from ..engine.scrub import Scrubber
 from ..errors import Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
-from ..plan import Change, Learned, Plan, flags
+from ..plan import Change, Learned, Plan
 from ..state.known_good import KnownGood, fingerprint
 from ..units import format_bytes, format_duration
 from .loader_options import with_loader_options
@@ -93,7 +95,7 @@ class Launch:
         checkpoint = await asyncio.to_thread(
             checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
         )
-        print_ = fingerprint(loaded, box, checkpoint, flags.engine_version())
+        print_ = fingerprint(loaded, box, checkpoint, engine_flags.engine_version())
         known_good = KnownGood(settings.state_dir, print_)
         return Prepared(
             loaded=loaded,
@@ -197,7 +199,11 @@ class Launch:
         learned = Learned(tuple(merged.values()), free, readings)
         prepared.known_good.write(
             learned,
-            {"model": prepared.snapshot.model, "engine": flags.engine_version(), "fingerprint": prepared.fingerprint},
+            {
+                "model": prepared.snapshot.model,
+                "engine": engine_flags.engine_version(),
+                "fingerprint": prepared.fingerprint,
+            },
         )
 
     async def recover(self, prepared: Prepared, recovery: Recovery) -> Prepared:

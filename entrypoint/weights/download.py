@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..errors import Stop
 from ..host import mounts
 from ..units import format_bytes, format_duration

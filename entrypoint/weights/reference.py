@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import config_rejected
 
 if TYPE_CHECKING:
-    from ..config.settings import Settings
+    from ..config.schema import Settings
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 COMMIT = re.compile(r"[0-9a-f]{40}")

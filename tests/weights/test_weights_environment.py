@@ -14,9 +14,9 @@ import pytest
 from fakehub import FakeHub
 from weights_kit import REPO, Bench, checkpoint
 
+from entrypoint.config import engine_flags
 from entrypoint.errors import Stop
 from entrypoint.host import mounts
-from entrypoint.plan import flags
 from entrypoint.units import GIB
 from entrypoint.weights import childfaults, download, environment, faults, layout, loader_options, locks
 from entrypoint.weights.common import Entry
@@ -250,6 +250,6 @@ def test_loader_options(changes: dict[str, object], expected: str) -> None:
     assert " ".join(options.flags) == expected
     assert len(options.choices) == sum(flag.startswith("--") for flag in options.flags)
     for choice in options.choices:
-        assert choice.reason and choice.setting in flags.table()
+        assert choice.reason and choice.setting in engine_flags.table()
     for flag in options.flags:
-        assert not flag.startswith("--") or flag in flags.table()
+        assert not flag.startswith("--") or flag in engine_flags.table()
