@@ -68,8 +68,8 @@ def _refuse(stop: Stop) -> int:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="relaunch",
-        description="Serve a big model with sglang: plan the memory, verify the weights, name the crash, bring it back. "
-        "Configured by RELAUNCH_ environment variables (docs/settings.md).",
+        description="Serve a big model with sglang: plan the memory, verify the weights, name the crash, bring it "
+        "back. Configured by RELAUNCH_ environment variables (docs/settings.md).",
     )
     parser.add_argument("--version", action="version", version=f"relaunch {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
