@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except Stop as stop:
-        print(f"relaunch: {stop.line()}", file=sys.stderr)
-        return stop.exit_code
+        return _refuse(stop)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -53,16 +52,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        full = Stop("disk_full", "no space left where the answer is written", "make room there")
-        print(f"relaunch: {full.line()}", file=sys.stderr)
-        return full.exit_code
+        return _refuse(Stop("disk_full", "no space left where the answer is written", "make room there"))
+
+
+def _refuse(stop: Stop) -> int:
+    """Print the refusal without any secret, whoever wrote its text; return the exit code."""
+    from .config.schema import SECRETS
+    from .scrub import from_environment
+
+    scrub = from_environment(os.environ, SECRETS)
+    print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
+    return stop.exit_code
 
 
 def _parser() -> _Parser:
     parser = _Parser(
         prog="relaunch",
-        description="Serve a big model with sglang: plan the memory, prove the weights, name the crash, bring it back. "
-        "Configured by RELAUNCH_ environment variables (docs/settings.md).",
+        description="Serve a big model with sglang: plan the memory, verify the weights, name the crash, bring it "
+        "back. Configured by RELAUNCH_ environment variables (docs/settings.md).",
     )
     parser.add_argument("--version", action="version", version=f"relaunch {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
@@ -77,7 +84,7 @@ def _parser() -> _Parser:
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
     verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
     verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
-    weights = verb("weights", _weights, "find, fetch, prove or repair the weights")
+    weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
     verb("doctor", _doctor, "check the host, the driver and the caches")

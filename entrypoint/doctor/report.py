@@ -23,9 +23,9 @@ from .. import __version__
 from ..config import loading
 from ..config.schema import RECORDS
 from ..config.settings import Loaded
-from ..engine.scrub import Scrubber
 from ..errors import Stop, config_rejected
 from ..host import inventory
+from ..scrub import Scrubber
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
 _SHOWN = (

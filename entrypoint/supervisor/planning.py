@@ -29,7 +29,7 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
-    built = command.build(loaded, box, plan, model_path)
+    built = command.build(loaded, box, plan, model_path, environ)
     return plan.document(list(built.argv), built.env), EXIT_OK if plan.feasible else EXIT_CONFIG
 
 
