@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(stop: Stop) -> int:
     """Print the refusal without any secret, whoever wrote its text; return the exit code."""
-    from .config.settings import RECORDS
+    from .config.schema import SECRETS
     from .scrub import from_environment
 
-    scrub = from_environment(os.environ, [record.name for record in RECORDS.values() if record.secret])
+    scrub = from_environment(os.environ, SECRETS)
     print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
     return stop.exit_code
 
@@ -68,8 +68,8 @@ def _refuse(stop: Stop) -> int:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="relaunch",
-        description="Serve a big model with sglang: plan the memory, prove the weights, name the crash, bring it back. "
-        "Configured by RELAUNCH_ environment variables (docs/settings.md).",
+        description="Serve a big model with sglang: plan the memory, verify the weights, name the crash, bring it "
+        "back. Configured by RELAUNCH_ environment variables (docs/settings.md).",
     )
     parser.add_argument("--version", action="version", version=f"relaunch {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
@@ -84,7 +84,7 @@ def _parser() -> _Parser:
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
     verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
     verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
-    weights = verb("weights", _weights, "find, fetch, prove or repair the weights")
+    weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
     verb("doctor", _doctor, "check the host, the driver and the caches")
@@ -127,12 +127,11 @@ def _print(document: dict[str, Any]) -> None:
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
     from .group.make import make
-    from .plan import flags
     from .supervisor import serve
     from .ui import terminal
 
     loaded = loading.load()
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     return serve.run(loaded, os.environ, make, terminal.header)
 
 
@@ -187,12 +186,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .plan import flags
 
     loaded = loading.load()
     if not (loaded.settings.preset or loaded.settings.model):
         loaded = _with_preset(loaded)
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     if arguments.json:
         _print(loaded.document())
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ..config import loading
@@ -55,8 +54,9 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         "cpu" if settings.device == "cpu" or (not box.gpus and not settings.model) else "cuda"
     )
     inside = system.container()
-    ours = leftovers.mark_of(settings.state_dir)
-    cards, holders, peers = gpu_health.read(box.gpus, system.container_of, lambda pid: _marked(pid, ours))
+    cards, holders, peers = gpu_health.read(
+        box.gpus, system.container_of, lambda pid: leftovers.belongs_to(pid, settings.state_dir)
+    )
     buses = [gpu.pci_bus_id for gpu in box.gpus if gpu.pci_bus_id]
     weights = read_serving.weights(loaded, environ)
     needs_hub = weights is not None and not weights.complete and weights.kind in ("hub", "unknown")
@@ -96,10 +96,3 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         stop_grace=system.stop_grace(inside),
         hub=read_serving.hub(loaded, environ, needed=needs_hub),
     )
-
-
-def _marked(pid: int, prefix: str) -> bool:
-    try:
-        return f"\0RELAUNCH_RUN_ID={prefix}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""The engine's command line and environment, the same through every door."""
+"""The engine's command line and environment, the same on bare metal, in the image and under Nix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config.settings import PREFIX, Loaded
+from ..config.schema import PREFIX
+from ..config.settings import Loaded
 from ..host.inventory import Inventory
 from ..kernels import kernels
 from ..plan import Plan
@@ -30,7 +31,7 @@ DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
 }
 
-# The weights are proven and local by now: nothing in the engine may ask the hub again.
+# The weights are verified and local by now: nothing in the engine may ask the hub again.
 FORCED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 # What the engine must not inherit. Without byte-code a boot takes 76 to 111 s instead of 34 to 43 s.
@@ -45,7 +46,7 @@ class Command:
     env: Mapping[str, str]
 
     def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
-        """The child's whole environment: the operator's, without ours, plus what this launch needs."""
+        """Return the child's whole environment: the operator's, without ours, plus what this launch needs."""
         kept = {k: v for k, v in base.items() if not k.startswith(PREFIX) and k not in DROPPED}
         venv_bin = str(Path(sys.executable).parent)
         path = kept.get("PATH", os.defpath)
@@ -53,8 +54,11 @@ class Command:
         return {**kept, **self.env, MARK: run_id}
 
 
-def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Path) -> Command:
-    """The command for ``plan``. ``model_path``: the snapshot directory (or the model's id before it is there)."""
+def build(
+    loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Path, environ: Mapping[str, str]
+) -> Command:
+    """Return the command for ``plan``. ``model_path``: the snapshot directory, or the model's id before it is there.
+    What ``environ``, the operator's, sets wins."""
     settings = loaded.settings
     argv = [sys.executable, *LAUNCHER, "--model-path", str(model_path)]
     if settings.served_model_name:
@@ -72,13 +76,19 @@ def build(loaded: Loaded, inventory: Inventory, plan: Plan, model_path: str | Pa
         **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
     }
     env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}
-    if "PYTORCH_CUDA_ALLOC_CONF" in {**loaded.environment, **os.environ}:
+    if "PYTORCH_CUDA_ALLOC_CONF" in {**loaded.environment, **environ}:
         env.pop("PYTORCH_ALLOC_CONF", None)  # the older name of the same: beside ours the operator's would be lost
-    chosen = {name: os.environ.get(name, value) for name, value in env.items()}
+    chosen = {name: environ.get(name, value) for name, value in env.items()}
     return Command(tuple(argv), {**chosen, **FORCED})
 
 
+def needs_sglang() -> bool:
+    """True when the engine is sglang, as it is everywhere but in tests that put another program in its place."""
+    return "sglang.launch_server" in LAUNCHER
+
+
 def secrets_file(loaded: Loaded) -> Path:
+    """Return the file that gives the engine its keys."""
     return loaded.settings.state_dir / "run" / "engine.yaml"
 
 
@@ -98,13 +108,13 @@ def write_secrets(loaded: Loaded) -> None:
 
 
 def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:
-    """Directory of compiled kernels and tuning results, named by all that they depend on, so that an upgrade
+    """Return the directory of compiled kernels and tuning results, named by all that they depend on, so that an upgrade
     never meets what an older build left."""
     return loaded.settings.cache_dir / "jit" / cache_key(inventory)
 
 
 def cache_key(inventory: Inventory) -> str:
-    """Twelve hex digits over engine packages, driver, GPU kind and Python."""
+    """Return twelve hex digits over engine packages, driver, GPU kind and Python."""
     sms = sorted({gpu.sm for gpu in inventory.gpus})
     parts = [
         f"{name}={package_version(name)}"
@@ -115,6 +125,7 @@ def cache_key(inventory: Inventory) -> str:
 
 
 def package_version(name: str) -> str | None:
+    """Return the installed version of a package, None when it is absent."""
     try:
         return version(name)
     except PackageNotFoundError:

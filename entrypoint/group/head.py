@@ -15,12 +15,12 @@ from ..config.settings import Loaded
 from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..healing import machine
+from ..healing import events
 from ..host.inventory import Gpu, Inventory
 from ..plan import Change
 from ..supervisor.diagnosis import Conclusion
 from ..supervisor.evidence import FailedRun, NodeEvidence
-from ..supervisor.launch import Prepared
+from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
 from ..supervisor.node import Node, NodeContext, Refusal
 from .coordinator import Coordinator, HeardEnd, Rejected
@@ -68,7 +68,7 @@ class Head(Node):
             self._leaving.set()
         return Response(answer_to(answer), media_type="application/json")
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         mine = identity(prepared)
         while True:
             try:
@@ -79,7 +79,7 @@ class Head(Node):
                 self._on_wait(None)
             group = replace(prepared, inventory=self._common(prepared.inventory))
             planned = await self.launch.plan(group, changes)
-            if planned.plan is None or not planned.plan.feasible:
+            if not planned.plan.feasible:
                 break
             if not self._missing(mine):  # planning takes its time
                 self._authority.begin(planned.plan)
@@ -119,17 +119,17 @@ class Head(Node):
     def on_spawn(self, run: Run) -> None:
         self._run = run
 
-    async def watch(self, run: Run) -> machine.Event:
+    async def watch(self, run: Run) -> events.Event:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), LOOK_EVERY)
             self._leaving.clear()
             if self._authority.running and self._authority.leaving():
-                return machine.RestartRequested(at_once=True)
+                return events.RestartRequested(at_once=True)
             reason = self._authority.lost(time.monotonic())
             if reason:
                 self._on_alarm(Alarm(reason, group=True))
-                return machine.Unhealthy(run.number, reason)
+                return events.Unhealthy(run.number, reason)
 
     def seconds_since_peer_progress(self) -> float:
         now = time.monotonic()

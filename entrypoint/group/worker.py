@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from ..config.settings import Loaded
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..healing import machine
+from ..healing import events
 from ..plan import Change
 from ..supervisor.diagnosis import Conclusion
 from ..supervisor.evidence import FailedRun, collect
-from ..supervisor.launch import Prepared, Recovery
+from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
 from ..supervisor.node import Node, NodeContext, Refusal
+from ..supervisor.recovery import Recovery
 from . import address
 from .identity import cards, identity
 from .messages import NEVER, Answer, Card, End, Outcome, Report, Standing, answer_from, report_to
@@ -144,10 +145,10 @@ class Worker(Node):
         refusal = answer.refusal if answer.order == "over" else None
         self._over = self._over or refusal is not None
         if refusal is not None and self._standing == "preparing":
-            self._post(machine.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
+            self._post(events.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
         run = self._run
         if answer.order == "run" and answer.ready and run is not None and answer.epoch == self._epoch:
-            self._post(machine.FiredUp(run.number))  # which says nothing new once this node is READY
+            self._post(events.FiredUp(run.number))  # which says nothing new once this node is READY
 
     async def _next(self) -> Answer | None:
         """The answer to the next beat; None when there was none. Raises Stop once the head has refused us."""
@@ -163,7 +164,7 @@ class Worker(Node):
     def on_preparing(self) -> None:
         self._standing, self._epoch, self._end = "preparing", None, None
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         self._identity, self._cards = identity(prepared), cards(prepared.inventory)
         self._standing, self._epoch, self._end, self._run = "waiting", None, None, None
         try:
@@ -183,13 +184,13 @@ class Worker(Node):
     def on_spawn(self, run: Run) -> None:
         self._run, self._quiet = run, NEVER
 
-    async def watch(self, run: Run) -> machine.Event:
+    async def watch(self, run: Run) -> events.Event:
         while True:
             try:
                 answer = await self._next()
             except Stop as stop:
                 self._on_alarm(Alarm(stop.message, group=True))
-                return machine.Unhealthy(run.number, stop.message)
+                return events.Unhealthy(run.number, stop.message)
             silent = time.monotonic() - self._answered
             reason = None
             if answer is None and silent > self._settings.hang_timeout:
@@ -198,7 +199,7 @@ class Worker(Node):
                 reason = answer.words or "the group is over"
             if reason:
                 self._on_alarm(Alarm(reason, group=True))
-                return machine.Unhealthy(run.number, reason)
+                return events.Unhealthy(run.number, reason)
 
     def seconds_since_peer_progress(self) -> float:
         return self._quiet + time.monotonic() - self._answered
@@ -251,7 +252,7 @@ class Worker(Node):
         self._over = self._over or not outcome.retry
         repair = outcome.repair if outcome.node == self._settings.node_rank else None
         return Conclusion(
-            machine.Diagnosed(outcome.cause, outcome.reason, outcome.next_step, outcome.exit_code, outcome.retry),
+            events.Diagnosed(outcome.cause, outcome.reason, outcome.next_step, outcome.exit_code, outcome.retry),
             Recovery(repair, outcome.clear_jit_cache, outcome.wait_for_memory),
             outcome.node,
         )
@@ -271,7 +272,7 @@ class Worker(Node):
 
 def _final(refusal: Refusal) -> Conclusion:
     """No restart: the head refused this node, or gave up for all."""
-    over = machine.Diagnosed(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False)
+    over = events.Diagnosed(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False)
     return Conclusion(over, Recovery())
 
 

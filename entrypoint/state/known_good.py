@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.model import Checkpoint
-from ..config.settings import RECORDS, Loaded
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..host.inventory import Inventory
 from ..plan import Change, Learned
 from .files import read_json, write_json

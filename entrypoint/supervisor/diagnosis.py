@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
-from ..healing import machine
+from ..healing import events
 from ..plan import Change
 from ..state.post_mortems import LAST_LINES, PostMortems
 from . import evidence
 from .evidence import FailedRun, NodeEvidence
-from .launch import Recovery
 from .logs import Log
+from .recovery import Recovery
 
 if TYPE_CHECKING:
     from ..healing.classify import Verdict
@@ -33,7 +33,7 @@ class Conclusion:
     changed so far in this supervisor's life. ``post_mortem``: the file that tells of it, None where another node
     writes it."""
 
-    diagnosed: machine.Diagnosed
+    diagnosed: events.Diagnosed
     recovery: Recovery
     node: int = 0
     changes: tuple[Change, ...] = ()
@@ -59,9 +59,7 @@ class Diagnosis:
         from ..healing import engine_config, playbook
 
         root, verdict = await asyncio.to_thread(root_cause, findings)
-        plan = failed.prepared.plan
-        assert plan is not None
-        decided = playbook.decide(verdict, engine_config.of(plan, loaded), self._attempts)
+        decided = playbook.decide(verdict, engine_config.of(failed.planned.plan, loaded), self._attempts)
         now = time.time()
         self._attempts = (*self._attempts, playbook.Attempt(verdict.cause, verdict.stage, decided.changes, now))
         self._changes = tuple({change.setting: change for change in (*self._changes, *decided.changes)}.values())
@@ -76,7 +74,7 @@ class Diagnosis:
         if exit_code is None:
             exit_code = EXIT_CONFIG if verdict.action == "stop_config" else EXIT_GAVE_UP
         return Conclusion(
-            machine.Diagnosed(
+            events.Diagnosed(
                 verdict.cause,
                 decided.reason or verdict.summary,
                 decided.next_step or verdict.next_step,
@@ -118,8 +116,6 @@ def _post_mortem(
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
     """The document that `relaunch history` shows."""
-    plan = failed.prepared.plan
-    assert plan is not None
     document = {
         **verdict.document(),
         "action": decided.action,
@@ -132,7 +128,7 @@ def _post_mortem(
         "alarm": root.alarm,
         "stages": dict(root.stages),
         "readings": dict(root.readings),
-        "settings": {d.setting: d.value for d in plan.decisions},
+        "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
         "engine": {"argv": list(failed.run.engine.argv)},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(root),

@@ -16,7 +16,7 @@ from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..host.kernel_log import KernelEvidence
 from ..state.boots import Boot
-from .launch import Prepared
+from .launch import PlannedLaunch
 from .monitors import Alarm
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class FailedRun:
     ``stacks``: lines of a stack dump taken before a hung engine was killed."""
 
     run: Run
-    prepared: Prepared
+    planned: PlannedLaunch
     boot: Boot
     alarm: Alarm | None
     stacks: tuple[str, ...] = ()
@@ -69,12 +69,12 @@ async def collect(failed: FailedRun) -> NodeEvidence:
     """Return what this node saw of the end of its engine. Reads the kernel log and asks the driver, in threads."""
     await asyncio.to_thread(load_classifier)
     run, alarm = failed.run, failed.alarm
-    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.ever)
+    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.tree.ever)
     lines = [*run.lines, *kernel.lines]
     if alarm is not None and not (alarm.hang or alarm.canary or alarm.group):
         lines.append(alarm.reason)
     return NodeEvidence(
-        node=failed.prepared.loaded.settings.node_rank,
+        node=failed.planned.loaded.settings.node_rank,
         at=run.failure_started_at or time.monotonic(),
         own=alarm is None or not alarm.group or run.engine.failing,
         lines=lines,
@@ -93,7 +93,7 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
 
     code = failed.run.exit_code
     alarm = failed.alarm
-    gpus = [gpu.index for gpu in failed.prepared.inventory.gpus]
+    gpus = [gpu.index for gpu in failed.planned.inventory.gpus]
     return Observed(
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
@@ -113,7 +113,7 @@ async def dump_stacks(run: Run) -> tuple[str, ...]:
     if tool is None:
         return ()
     lines: list[str] = []
-    for process in run.engine.vital()[:DUMPED_PROCESSES]:
+    for process in run.engine.tree.vital()[:DUMPED_PROCESSES]:
         child = await asyncio.create_subprocess_exec(
             *(tool, "dump", "--nonblocking", "--pid", str(process.pid)),
             stdout=asyncio.subprocess.PIPE,

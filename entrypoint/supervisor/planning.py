@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.model import Checkpoint, read
-from ..config import loading
+from ..config import engine_flags, loading
 from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
 from ..host import inventory
-from ..plan import flags
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
 from .loader_options import with_loader_options
@@ -24,12 +23,12 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     loaded = loading.load(environ)
     box = inventory.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     checkpoint, model_path = _checkpoint(loaded, environ)
-    known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, flags.engine_version()))
+    known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
-    built = command.build(loaded, box, plan, model_path)
+    built = command.build(loaded, box, plan, model_path, environ)
     return plan.document(list(built.argv), built.env), EXIT_OK if plan.feasible else EXIT_CONFIG
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..errors import Stop, disk_full, from_os_error
 from ..host import mounts
 from ..units import format_bytes, format_duration

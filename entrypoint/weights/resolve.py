@@ -6,7 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.settings import Loaded, Settings
+from ..config.schema import Settings
+from ..config.settings import Loaded
 from ..errors import Stop, config_rejected, denied
 from . import cache, manifest, records, worker
 from .cache import COMMIT

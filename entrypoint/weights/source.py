@@ -17,7 +17,7 @@ from . import manifest
 from .manifest import Entry, Manifest
 
 if TYPE_CHECKING:
-    from ..config.settings import Settings
+    from ..config.schema import Settings
 
 Kind = Literal["hub", "directory", "package", "generated"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def built(tmp_path: Path, **environ: str) -> command.Command:
     loaded = settings.load({f"RELAUNCH_{name}": value for name, value in given.items()}, {})
     config = checkpoint.read_json(CONFIGS / "llama-8b.json", "")
     found = checkpoint.assemble(config, {}, None, model="m", revision=None, path=None)
-    return command.build(loaded, BOX, make(loaded, BOX, found, learned=None, changes=()), "/model")
+    return command.build(loaded, BOX, make(loaded, BOX, found, learned=None, changes=()), "/model", os.environ)
 
 
 @pytest.mark.parametrize(

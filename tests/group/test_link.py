@@ -19,7 +19,7 @@ from entrypoint.group import address, head, identity
 from entrypoint.group import worker as follower
 from entrypoint.group.coordinator import Coordinator, HeardEnd, Member, Rejected
 from entrypoint.group.messages import Answer, End, Refusal, Report
-from entrypoint.healing import machine
+from entrypoint.healing import events
 from entrypoint.healing.classify import classify
 from entrypoint.host import ports
 from entrypoint.supervisor.node import NodeContext
@@ -47,7 +47,7 @@ class Pair:
     """A worker and a head, in one process. ``posted``: events of the worker; ``waits``: what it says it waits for."""
 
     def __init__(self, port: int, **given: Any) -> None:
-        self.posted: list[machine.Event] = []
+        self.posted: list[events.Event] = []
         self.waits: list[str | None] = []
         loaded = cast(Any, SimpleNamespace(settings=settings(group_head=f"127.0.0.1:{port}", **given)))
         none = cast(Any, None)
@@ -185,7 +185,7 @@ async def test_a_verdict_of_the_head_is_not_held_against_the_next_head() -> None
         await until(lambda: pair.heard)
         pair.head.on_gave_up(over)
         await until(lambda: pair.posted)
-        assert pair.posted[0] == machine.Refused("killed", "r", "n", 70)
+        assert pair.posted[0] == events.Refused("killed", "r", "n", 70)
         pair.worker.on_gave_up(over)
         await until(lambda: pair.heard is not None and pair.heard.standing == "gave_up")
         authority = pair.head._authority

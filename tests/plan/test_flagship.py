@@ -205,8 +205,8 @@ def test_one_setting_has_one_flag_whoever_gives_it() -> None:
     )
     planned = make("glm-5-nvfp4", rtx(), ENGINE_ARGS=arguments)
     options = [word for word in planned.flags if word.startswith("--")]
-    from entrypoint.plan import flags
+    from entrypoint.config import engine_flags
 
-    dests = [flags.table()[option].dest for option in options]
+    dests = [engine_flags.table()[option].dest for option in options]
     assert len(dests) == len(set(dests))
     assert planned.mem_fraction_static == 0.88 and planned.kv_bytes_per_token == 100_152

@@ -209,7 +209,7 @@ def test_a_state_disk_that_fills_up_while_serving_does_not_keep_the_server_down(
         supervisor.until(lambda: not supervisor.is_ready, 10, "not ready")
         supervisor.until_ready()
         assert supervisor.engine("main").pid != old
-        assert "No space left" in supervisor.log
+        assert "no space left" in supervisor.log
         supervisor.terminate()
         assert supervisor.wait(40) == 0
     finally:

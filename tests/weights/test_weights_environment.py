@@ -15,9 +15,9 @@ from fakehub import FakeHub
 from weights_kit import REPO, Bench, checkpoint
 
 from entrypoint import errors
+from entrypoint.config import engine_flags
 from entrypoint.errors import Stop
 from entrypoint.host import mounts
-from entrypoint.plan import flags
 from entrypoint.units import GIB
 from entrypoint.weights import cache, download, hub, hub_errors, loader_options
 from entrypoint.weights.manifest import Entry
@@ -251,4 +251,4 @@ def test_loader_options(changes: dict[str, object], expected: str) -> None:
     words = [word for option in options for word in (option.flag, option.value) if word is not True]
     assert " ".join(map(str, words)) == expected
     for option in options:
-        assert option.reason and option.flag in flags.table()
+        assert option.reason and option.flag in engine_flags.table()
