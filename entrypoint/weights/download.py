@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -191,12 +192,10 @@ def prepare_cache(job: DownloadJob, files: Sequence[Entry], credit: int = 0) -> 
     try:
         for folder in (place, job.storage / "snapshots", hub.cache / ".locks" / job.storage.name):
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".relaunch-probe"
-            probe.touch()
-            probe.unlink()
+            # A file without a name: another process may probe the same folder.
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        named = Path(error.filename) if error.filename else place
-        raise from_os_error(error, named, hub.setting) from None
+        raise from_os_error(error, folder, hub.setting) from None
     need, free = sum(entry.size or 0 for entry in files), cache.free_bytes(place) + credit
     if need > free:
         raise disk_full(hub.cache, hub.setting, need, free)
