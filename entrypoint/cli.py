@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(stop: Stop) -> int:
     """Print the refusal without any secret, whoever wrote its text; return the exit code."""
-    from .config.settings import SECRETS
+    from .config.schema import SECRETS
     from .scrub import from_environment
 
     scrub = from_environment(os.environ, SECRETS)
@@ -127,12 +127,11 @@ def _print(document: dict[str, Any]) -> None:
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
     from .group.make import make
-    from .plan import flags
     from .supervisor import serve
     from .ui import terminal
 
     loaded = loading.load()
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     return serve.run(loaded, os.environ, make, terminal.header)
 
 
@@ -187,12 +186,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .plan import flags
 
     loaded = loading.load()
     if not (loaded.settings.preset or loaded.settings.model):
         loaded = _with_preset(loaded)
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     if arguments.json:
         _print(loaded.document())
     else:

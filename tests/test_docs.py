@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from entrypoint import errors
-from entrypoint.config import presets, settings
+from entrypoint.config import presets, schema
 from entrypoint.gateway.members import Member, metrics
 from entrypoint.gateway.replicas import Replica
 
@@ -134,15 +134,15 @@ def test_the_settings_page_is_not_stale_and_documents_every_setting() -> None:
     spec.loader.exec_module(module)
     page = (ROOT / "docs/settings.md").read_text()
     assert page == module.render(), "run scripts/settings_doc.py"
-    for record in settings.RECORDS.values():
+    for record in schema.RECORDS.values():
         assert f"| `{record.name}` |" in page
         assert record.help.strip(), record.name
         assert record.group in module.GROUPS
 
 
 def test_pages_name_only_settings_that_exist() -> None:
-    known = {record.name for record in settings.RECORDS.values()}
-    known |= {f"{record.name}_FILE" for record in settings.RECORDS.values() if record.secret}
+    known = {record.name for record in schema.RECORDS.values()}
+    known |= {f"{record.name}_FILE" for record in schema.RECORDS.values() if record.secret}
     # The launcher's own, read by ./relaunch before any Python runs.
     known |= {"RELAUNCH_PYTHON", "RELAUNCH_RUN_ID", "RELAUNCH_"}
     for page in PAGES:

@@ -10,11 +10,10 @@ from ..errors import config_rejected
 from . import presets, settings
 from .settings import Loaded
 
+# The preset of a host without a GPU.
 REHEARSAL = "rehearsal"
-
-
 # What the operator sets for the engine and the plan must know of.
-SEEN = (
+ENGINE_ENV = (
     "SGLANG_PP_LAYER_PARTITION",
     "SGLANG_ENABLE_PP_SPEC",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -28,7 +27,7 @@ def load(environ: Mapping[str, str] | None = None) -> Loaded:
     """Settings from the environment and the preset that it names, if any."""
     environ = os.environ if environ is None else environ
     loaded = settings.load(environ, presets.read_all())
-    seen = {name: environ[name] for name in SEEN if environ.get(name)}
+    seen = {name: environ[name] for name in ENGINE_ENV if environ.get(name)}
     return replace(loaded, environment={**loaded.environment, **seen})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..host.facts import Check, Facts, Folder
+from ..host.mounts import is_network
 from ..supervisor.preflight import SHM_FAIL
 from ..units import GIB, MIB, format_bytes, format_duration
 
@@ -17,23 +18,6 @@ CPU_BESIDE_BYTES = 4 * GIB
 STATE_FREE = 1 * GIB
 # On top of the drain itself: readiness grace, killing the tree, writing state.
 STOP_MARGIN = 15.0
-
-NETWORK = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "glusterfs",
-    "9p",
-    "virtiofs",
-    "afs",
-    "orangefs",
-)
 
 
 def checks(facts: Facts) -> list[Check]:
@@ -140,7 +124,7 @@ def _folder(folder: Folder, facts: Facts) -> Check:
     if facts.device == "cuda" and "noexec" in folder.options and not weights:
         detail = f"{place}, mounted noexec: compiled kernels cannot be loaded from there"
         return Check(identity, title, "fail", detail, f"mount -o remount,exec, or set {folder.setting}")
-    network = kind in NETWORK or (kind.startswith("fuse.") and kind not in ("fuse.fuse-overlayfs",))
+    network = is_network(kind)
     if network and weights:
         detail = f"{place}: network file systems are read by one sequential reader a file, not by mmap"
         return Check(identity, title, "warn", detail, "a local NVMe for the weights (HF_HOME) loads many times faster")

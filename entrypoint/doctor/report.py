@@ -21,7 +21,8 @@ from typing import Any
 
 from .. import __version__
 from ..config import loading
-from ..config.settings import RECORDS, Loaded
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
 from ..host import inventory
 from ..scrub import Scrubber

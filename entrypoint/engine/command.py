@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config.settings import PREFIX, Loaded
+from ..config.schema import PREFIX
+from ..config.settings import Loaded
 from ..host.inventory import Inventory
 from ..kernels import kernels
 from ..plan import Plan

@@ -115,14 +115,14 @@ def read(visible: str | None = None) -> Inventory:
     NVML cannot be used has no GPUs and a note that says why."""
     import os
 
-    import psutil
+    from . import memory
 
     gpus, driver, cuda, nvlink, note = _read_nvml(visible)
     return Inventory(
         gpus=gpus,
         driver=driver,
         cuda=cuda,
-        host_memory_bytes=psutil.virtual_memory().total,
+        host_memory_bytes=memory.total_bytes(),
         nvlink=nvlink,
         cpu_count=len(os.sched_getaffinity(0)),
         notes=(note,) if note else (),

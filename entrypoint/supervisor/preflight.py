@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..config.settings import Loaded
 from ..errors import Stop
-from ..host import system
+from ..host import memory
 from ..host.inventory import Inventory
 from ..units import MIB, format_bytes
 
@@ -34,7 +34,7 @@ def check(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> None:
         return
     _driver(box.driver)
     ranks = ranks_here(settings.tp, settings.pp, settings.nnodes, len(box.gpus))
-    size = system.shm_bytes() if shm_bytes is None else shm_bytes
+    size = memory.shared_memory_bytes() if shm_bytes is None else shm_bytes
     if ranks > 1 and size is not None and size < SHM_FAIL:
         raise Stop(
             "shm_too_small",

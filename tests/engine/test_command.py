@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.checkpoint import checkpoint
+from entrypoint.checkpoint import model as checkpoint
 from entrypoint.config import settings
 from entrypoint.engine import command
 from entrypoint.host import inventory

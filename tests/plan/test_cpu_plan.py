@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from entrypoint import plan
-from entrypoint.checkpoint import checkpoint
-from entrypoint.config import presets, settings
+from entrypoint.checkpoint import model as checkpoint
+from entrypoint.config import engine_flags, presets, settings
 from entrypoint.errors import Stop
 from entrypoint.host import inventory
-from entrypoint.plan import flags
 
 BERT = {
     "architectures": ["BertModel"],
@@ -92,7 +91,7 @@ def test_a_context_beyond_the_models_is_refused_with_one_that_fits(tmp_path: Pat
 
 
 def test_secrets_of_engine_args_are_refused_without_being_shown_or_hidden(tmp_path: Path) -> None:
-    names = {flag.option for flag in flags.table().values() if re.search("api_key|password|secret", flag.dest)}
+    names = {flag.option for flag in engine_flags.table().values() if re.search("api_key|password|secret", flag.dest)}
     assert names
     for name in sorted(names):
         try:

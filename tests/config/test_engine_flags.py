@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.config import engine_flags
 from entrypoint.errors import Stop
-from entrypoint.plan import flags
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_flags_the_engine_takes(text: str, tokens: list[tuple[str, ...]]) -> None:
-    assert [given.tokens for given in flags.parse(text)] == tokens
+    assert [given.tokens for given in engine_flags.parse(text)] == tokens
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_flags_the_engine_takes(text: str, tokens: list[tuple[str, ...]]) -> Non
 )
 def test_flags_the_engine_would_refuse_are_refused_first(text: str, words: list[str]) -> None:
     with pytest.raises(Stop) as caught:
-        flags.parse(text)
+        engine_flags.parse(text)
     assert caught.value.exit_code == 78
     for word in words:
         assert word in caught.value.line()
@@ -60,10 +60,10 @@ def test_flags_the_engine_would_refuse_are_refused_first(text: str, words: list[
 
 @pytest.mark.engine
 def test_the_table_is_the_pinned_engines() -> None:
-    spec = importlib.util.spec_from_file_location("flags_script", ROOT / "scripts" / "flags.py")
+    spec = importlib.util.spec_from_file_location("engine_flags_script", ROOT / "scripts" / "engine_flags.py")
     assert spec and spec.loader
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     with __import__("warnings").catch_warnings():
         __import__("warnings").simplefilter("ignore")
-        assert script.document() == (ROOT / "entrypoint" / "plan" / "flags.json").read_text()
+        assert script.document() == (ROOT / "entrypoint" / "config" / "engine_flags.json").read_text()

@@ -1,6 +1,7 @@
 """sglang's flags as its own parser knows them, and the check of `RELAUNCH_ENGINE_ARGS` against them.
 
-`flags.json` is generated from the pinned engine's argparse parser (`scripts/flags.py`; a test regenerates it).
+`engine_flags.json` is generated from the pinned engine's argparse parser (`scripts/engine_flags.py`; a test
+regenerates it).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Given:
 @cache
 def table() -> dict[str, Flag]:
     """Every option string of the pinned engine."""
-    rows = json.loads(Path(__file__).with_name("flags.json").read_text(encoding="utf-8"))
+    rows = json.loads(Path(__file__).with_name("engine_flags.json").read_text(encoding="utf-8"))
     flags: dict[str, Flag] = {}
     for row in rows["flags"]:
         choices = tuple(row["choices"]) if row.get("choices") is not None else None
@@ -80,7 +81,7 @@ def table() -> dict[str, Flag]:
 
 def engine_version() -> str:
     """The sglang version that the table was generated from."""
-    return str(json.loads(Path(__file__).with_name("flags.json").read_text(encoding="utf-8"))["sglang"])
+    return str(json.loads(Path(__file__).with_name("engine_flags.json").read_text(encoding="utf-8"))["sglang"])
 
 
 def parse(text: str, origin: str = "RELAUNCH_ENGINE_ARGS") -> list[Given]:

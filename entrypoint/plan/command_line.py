@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..config import engine_flags
 from ..errors import config_rejected
-from . import flags as flag_table
 
 # One thing, several flags: when a person gives one of them, the plan's own spelling gives way.
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Command:
+class CommandLine:
     """Flags in the order in which they were first set."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Command:
     def set(self, option: str, value: Any = True) -> None:
         """``True`` gives the bare flag, ``False`` or None removes it. The pinned engine must know the flag:
         anything else is a mistake of the planner's tables and refused before it reaches a GPU."""
-        flag = flag_table.table().get(option)
+        flag = engine_flags.table().get(option)
         if flag is None:
-            raise config_rejected(f"sglang {flag_table.engine_version()} has no flag {option}", "report this plan")
+            raise config_rejected(f"sglang {engine_flags.engine_version()} has no flag {option}", "report this plan")
         if value is None or value is False:
             self._tokens.pop(flag.dest, None)
         elif value is True:
@@ -48,15 +48,16 @@ class Command:
         else:
             self._tokens[flag.dest] = (option, str(value))
 
-    def merge(self, changed: Mapping[str, Any], given: Iterable[flag_table.Given]) -> None:
+    def merge(self, changed: Mapping[str, Any], given: Iterable[engine_flags.Given]) -> None:
         """ENGINE_ARGS win over the plan, changes by healing (by dest) over both."""
         for one in given:
             for dest in SYNONYMS.get(one.flag.dest, ()):
                 self._tokens.pop(dest, None)
             self._tokens[one.flag.dest] = one.tokens
-        options = {flag.dest: flag.option for flag in flag_table.table().values()}
+        options = {flag.dest: flag.option for flag in engine_flags.table().values()}
         for dest, value in changed.items():
             self.set(options[dest], value)
 
-    def words(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
+        """The flags as words for the command line."""
         return tuple(word for tokens in self._tokens.values() for word in tokens)

@@ -1,6 +1,6 @@
-"""Print entrypoint/plan/flags.json from the pinned engine's own parser. Needs the engine installed.
+"""Print entrypoint/config/engine_flags.json from the pinned engine's own parser. Needs the engine installed.
 
-usage: python scripts/flags.py > entrypoint/plan/flags.json
+usage: python scripts/engine_flags.py > entrypoint/config/engine_flags.json
 """
 
 import argparse

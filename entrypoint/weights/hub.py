@@ -1,4 +1,4 @@
-"""The hub client's environment: where its cache is, who we are there, and what the download child gets."""
+"""The hub as this run uses it: its cache, endpoint and token, and the environment of the download process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Stop, config_rejected, unreadable
+from ..host import mounts
+from ..scrub import HUB_TOKENS, Scrubber
 
 if TYPE_CHECKING:
     from ..config.settings import Loaded
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _FALSE = {"", "0", "OFF", "NO", "FALSE"}
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 # Whole seconds: the client refuses to be imported with anything else.
 _SECONDS = {"HF_HUB_ETAG_TIMEOUT": 15, "HF_HUB_DOWNLOAD_TIMEOUT": 30}
@@ -44,20 +45,19 @@ class Hub:
     endpoint: str
     token: str | None
     environ: Mapping[str, str]
-    notes: tuple[str, ...] = ()
 
     def folder(self, repo: str) -> Path:
+        """Return the folder of ``repo`` in the cache."""
         return self.cache / f"models--{repo.replace('/', '--')}"
 
     def scrub(self, text: str) -> str:
-        """One line without the token, or anything that looks like one."""
-        if self.token:
-            text = text.replace(self.token, "***")
-        return " ".join(re.sub(r"hf_[A-Za-z0-9]{6,}", "***", text).split())
+        """Return ``text`` as one line without the token, or anything that looks like one."""
+        return " ".join(Scrubber((self.token,))(text).split())
 
 
 def read(loaded: Loaded, environ: Mapping[str, str]) -> Hub:
-    """Raises Stop (78) for a value that the hub client would misread or die of."""
+    """Return the hub that ``environ``, else the preset, names. Raises Stop (78) for a value that the hub client would
+    misread or die of."""
     env = {**loaded.environment, **environ}
     offline = loaded.settings.offline
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -82,8 +82,9 @@ def read(loaded: Loaded, environ: Mapping[str, str]) -> Hub:
 
 
 def child_environ(hub: Hub, *, xet: bool) -> dict[str, str]:
-    """What the download child runs with: the caller's environment, capped time-outs, one token, no surprises."""
-    env = {name: value for name, value in hub.environ.items() if name not in _TOKENS}
+    """Return what the download process runs with: the caller's environment, capped time-outs and one token. ``xet``
+    allows the Xet protocol."""
+    env = {name: value for name, value in hub.environ.items() if name not in HUB_TOKENS}
     for name, value in _CHILD.items():
         env.setdefault(name, value)
     for name, seconds in _SECONDS.items():
@@ -98,7 +99,7 @@ def child_environ(hub: Hub, *, xet: bool) -> dict[str, str]:
     env["HF_HUB_CACHE"] = str(hub.cache)
     if not xet:
         env["HF_HUB_DISABLE_XET"] = "1"
-    if network_file_system(hub.cache):
+    if mounts.on_network(hub.cache):
         # Parallel vectored writes are not safe on NFS.
         env.setdefault("HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE", "0")
     return env
@@ -120,7 +121,7 @@ def _path(text: str) -> Path:
 
 def _token(env: Mapping[str, str]) -> str | None:
     """The token as the client would find it, without the line end or byte order mark that editors add."""
-    for name in _TOKENS:
+    for name in HUB_TOKENS:
         if token := _clean(env.get(name, ""), name):
             return token
     given = env.get("HF_TOKEN_PATH", "").strip()
@@ -154,54 +155,3 @@ def _clean(text: str, where: str) -> str | None:
             f"{where} holds something that is no token (spaces or control characters)", "put the token alone there"
         )
     return token
-
-
-def file_system(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that ``path`` lies on, from /proc/self/mountinfo (``nfs4``, ``lustre``, ``overlay``,
-    ``ext4``); ``unknown`` when that cannot be said."""
-    try:
-        text = Path("/proc/self/mountinfo").read_text() if mounts is None else mounts
-        real = path.resolve() if mounts is None else path
-    except OSError:
-        return "unknown"
-    best, kind = "", "unknown"
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        if len(fields) < 5 or not right:
-            continue
-        point = fields[4].encode().decode("unicode_escape")
-        inside = str(real) == point or str(real).startswith(point.rstrip("/") + "/")
-        # The last of equal mount points is the one on top.
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
-
-
-NETWORK = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "smb3",
-        "glusterfs",
-        "fuse.glusterfs",
-        "9p",
-        "virtiofs",
-        "fuse.s3fs",
-        "fuse.gcsfuse",
-        "fuse.juicefs",
-        "wekafs",
-        "afs",
-        "panfs",
-        "vastnfs",
-    }
-)
-
-
-def network_file_system(path: Path) -> bool:
-    return file_system(path) in NETWORK
