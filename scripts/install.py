@@ -31,7 +31,7 @@ UNPACKED = 2.2
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DOWNLOADING = re.compile(r"Downloading (\S+) \(([\d.]+)([KMG]?i?B)\)")
 # uv's own account of what it did, a line a package.
-_DETAIL = re.compile(r"\s*([+~-] \S+==|Downloaded |Building |Built |Using |Audited |Uninstalled )")
+_DETAIL = re.compile(r"\s*([+~-] \S+==|Downloaded |Building |Built |Using |Audited |Checked |Uninstalled )")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 

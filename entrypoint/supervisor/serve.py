@@ -18,7 +18,7 @@ from ..config.settings import Loaded
 from ..control import app as control
 from ..control.records import Records
 from ..control.status import Status
-from ..engine import leftovers, process
+from ..engine import leftovers, process, scratch
 from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
@@ -295,8 +295,9 @@ class Supervisor:
         except OSError as error:
             reason = f"{cwd} cannot be made: {error.strerror}"
             raise Stop("permission_denied", reason, "check RELAUNCH_STATE_DIR") from None
+        environment = command.environment(self.environ, run_id, scratch.make(settings.state_dir))
         try:
-            engine = process.Engine(command.argv, command.environment(self.environ, run_id), cwd, run_id)
+            engine = process.Engine(command.argv, environment, cwd, run_id)
         except OSError as error:
             raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
         run = Run(
@@ -410,6 +411,7 @@ class Supervisor:
         if self._alarm is not None and self._alarm.hang:
             await self._diagnosis.dump_stacks(run)
         stuck = await run.engine.kill()
+        await asyncio.to_thread(scratch.remove, self.loaded.settings.state_dir)
         if self._client is not None:
             await self._client.close()
             self._client = None

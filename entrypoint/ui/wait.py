@@ -93,7 +93,8 @@ def describe(answer: Document) -> str:
     progress = answer.get("progress") or {}
     if progress.get("bytes_total"):
         words.append(f"{format_bytes(progress.get('bytes') or 0)} of {format_bytes(progress['bytes_total'])}")
-    if (percent := answer.get("percent")) is not None:
+    percent = answer.get("percent")
+    if percent is not None and percent < 100:  # of a stage; others follow
         words.append(f"{percent:.0f}%")
     if left := answer.get("estimate_seconds"):
         words.append(f"about {format_duration(left)} left")
