@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import number, text_config
 from ..host.inventory import Inventory
+from ..units import format_bytes
 from .command import Command
 from .constraints import Constraints
 from .context import ENCODERS, derived_context, is_embedding
 from .decisions import Choices, model_document, parallel_document, refusal_for_context
-from .infeasibility import Problem
+from .infeasibility import PLAN_ELSEWHERE, Problem, asks_for_gpus
 from .plan import Plan
 
 DEFAULT_REQUESTS = 8
@@ -33,15 +36,7 @@ def make(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint)
     choices.take("device", "cpu", "this box has no GPU that could be used" if not inventory.gpus else "asked for")
     context = choices.take("context_length", derived, "what the model's config.json allows")
     requests = choices.take("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
-    pool = requests * context
-    limit = _pool_limit(checkpoint, inventory)
-    tokens = choices.take(
-        "max_total_tokens",
-        max(min(pool, limit), min(context, pool)),
-        f"{requests} requests of {context} tokens"
-        + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
-        + "; without a limit sglang takes most of the host's memory",
-    )
+    tokens = choices.take("max_total_tokens", *_pool(requests, context, _pool_limit(checkpoint, inventory)))
     fraction = choices.take("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
     chunk = choices.take(
         "chunked_prefill_size",
@@ -94,6 +89,7 @@ def make(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint)
         reasons.append(Problem(text, ({"attention_backend": None},)))
     if tokens < 1 or requests < 1:
         reasons.append(Problem("a pool without tokens or requests serves nothing"))
+    reasons += _refusals(constraints, inventory, checkpoint, tokens)
     warnings = list(constraints.notes)
     if checkpoint.architecture not in RUNS_ON_CPU:
         warnings.append(
@@ -127,6 +123,39 @@ def make(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint)
         warnings=tuple(warnings),
     )
     return planned, reasons
+
+
+def _pool(requests: int, context: int, limit: int) -> tuple[int, str]:
+    """Tokens of the pool and why: all requests at their longest within ``limit``, and never less than one of them."""
+    wanted = requests * context
+    why = f"{requests} requests of {context} tokens"
+    if wanted > limit >= context:
+        why += f", limited to an eighth of host memory ({limit})"
+    elif wanted > limit:
+        why = f"one request of {context} tokens, which is more than an eighth of host memory ({limit})"
+    tokens = max(min(wanted, limit), min(context, wanted))
+    return tokens, f"{why}; without a limit sglang takes most of the host's memory"
+
+
+def _refusals(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint, tokens: int) -> Iterator[Problem]:
+    """What the host lacks: GPUs that were asked for, memory for weights and pool. An unknown memory holds anything."""
+    asker = asks_for_gpus(constraints.settings)
+    if asker and not inventory.gpus:
+        yield Problem(f"{asker} needs GPUs and none can be seen; {PLAN_ELSEWHERE}")
+        return
+    memory, pool = inventory.host_memory_bytes, tokens * _bytes_per_token(checkpoint)
+    if not memory or checkpoint.bytes + pool <= memory:
+        return
+    text = (
+        f"weights of {format_bytes(checkpoint.bytes)} and a KV pool of {format_bytes(pool)} are more than the "
+        f"{format_bytes(memory)} of host memory"
+    )
+    if checkpoint.bytes >= memory:
+        yield Problem(f"{text}: a model of that size needs GPUs; {PLAN_ELSEWHERE}")
+        return
+    fitting = (memory - checkpoint.bytes) // _bytes_per_token(checkpoint)
+    rounded = 1 << max(0, fitting.bit_length() - 1)
+    yield Problem(text, ({"context_length": rounded}, {"max_total_tokens": rounded}))
 
 
 def _bytes_per_token(checkpoint: Checkpoint) -> int:

@@ -23,7 +23,7 @@ from .command import Command
 from .constraints import Constraints
 from .context import ENCODERS, derived_context, is_embedding
 from .decisions import Choices, model_document, parallel_document, refusal_for_context
-from .infeasibility import Problem
+from .infeasibility import PLAN_ELSEWHERE, Problem
 from .memory import Load
 from .plan import Learned, Plan
 from .sharding import Parallel
@@ -85,7 +85,7 @@ def make(
             kernels,
             case,
             None,
-            reasons or [Problem("the box has no GPU", ({"device": "cpu"},))],
+            reasons or [Problem(f"the box has no GPU ({PLAN_ELSEWHERE})", ({"device": "cpu"},))],
             warnings,
             embedding,
             derived,
