@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
-from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected
+from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected, refused
 
 if TYPE_CHECKING:
     from .config.settings import Loaded
@@ -64,12 +64,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        full = Stop("disk_full", "no space left where the answer is written", "make room there")
-        print(f"relaunch: {full.line()}", file=sys.stderr)
-        return full.exit_code
+        refusal = _refusal(error)
+        print(f"relaunch: {refusal.line()}", file=sys.stderr)
+        return refusal.exit_code
+
+
+def _refusal(error: OSError) -> Stop:
+    """An error of the operating system that nothing nearer to it has named. Raises it when it concerns no path."""
+    from .config import loading
+
+    if error.filename is not None:
+        try:
+            places = loading.places(loading.load().settings, os.environ)
+        except Stop:  # whatever is wrong with the settings, the path is wrong too
+            places = {}
+        return refused(error, places)
+    if error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Stop("disk_full", "no space left where the answer is written", "make room there")
 
 
 def _parser() -> _Parser:
@@ -114,7 +127,9 @@ def _parser() -> _Parser:
     warm.add_argument("names", nargs="*", metavar="KERNEL", help="only these; default: all that the plan's route uses")
     verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
     report = verb("report", _report, "one archive for whoever is to help: no secrets, no prompts", with_json=False)
-    report.add_argument("-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
+    )
     test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
     test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
@@ -246,6 +261,8 @@ def _history(arguments: argparse.Namespace) -> int:
     from .state.post_mortems import history
 
     state_dir = loading.load().settings.state_dir
+    if os.path.lexists(state_dir):
+        os.scandir(state_dir).close()  # one that may not be read is not an empty one
     if state_dir.exists() and not state_dir.is_dir():
         raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
     document = history(state_dir)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import config_rejected
 from . import presets, settings
-from .settings import Loaded
+from .settings import Loaded, Settings
 
 REHEARSAL = "rehearsal"
 
@@ -64,3 +65,17 @@ def fitting(gpus: int) -> list[str]:
         if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= gpus:
             names.append(name)
     return names
+
+
+def places(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | Path]:
+    """Every path that a person has chosen, by the variable that chooses it."""
+    found: dict[str, str | Path | None] = {
+        "RELAUNCH_STATE_DIR": settings.state_dir,
+        "RELAUNCH_CACHE_DIR": settings.cache_dir,
+        "RELAUNCH_MODEL": settings.model if (settings.model or "").startswith(("/", ".", "~")) else None,
+        "RELAUNCH_MANIFEST": settings.manifest,
+        "RELAUNCH_GPU_INVENTORY": settings.gpu_inventory,
+        "HF_HUB_CACHE": environ.get("HF_HUB_CACHE"),
+        "HF_HOME": environ.get("HF_HOME"),
+    }
+    return {name: os.path.expanduser(path) for name, path in found.items() if path}

@@ -33,7 +33,7 @@ def folders(
 
 def _folder(setting: str, path: Path, table: list[tuple[str, str, tuple[str, ...]]]) -> Folder:
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     kind, options = mount_of(os.path.realpath(there), table)
     try:
@@ -42,7 +42,7 @@ def _folder(setting: str, path: Path, table: list[tuple[str, str, tuple[str, ...
         free: int | None = space.f_frsize * space.f_bavail
     except OSError:
         owner = free = None
-    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    writable = os.access(there, os.W_OK | os.X_OK) and os.path.isdir(there)
     return Folder(setting, str(path), there == path, writable, owner, kind, options, free)
 
 

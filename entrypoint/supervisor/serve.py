@@ -23,7 +23,7 @@ from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
 from ..engine.run import Run
-from ..errors import Stop, config_rejected
+from ..errors import Stop, config_rejected, refused
 from ..healing import machine
 from ..healing.machine import Do, Phase
 from ..host import inventory, ports
@@ -244,11 +244,18 @@ class Supervisor:
         except Stop as stop:
             event = machine.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
         except Exception as error:
-            self.log.error(f"internal error: {type(error).__name__}: {error}")
-            self.log.debug("".join(traceback.format_exception(error)))
-            event = machine.Refused("unknown", f"internal error: {error}", "please report it", 70)
+            event = self._unforeseen(error)
         if event is not None:
             self._events.put_nowait(event)
+
+    def _unforeseen(self, error: Exception) -> machine.Refused:
+        """A path that this user may not use, with the setting that chose it; anything else is a fault of ours."""
+        self.log.debug("".join(traceback.format_exception(error)))
+        if isinstance(error, OSError) and error.filename is not None:
+            stop = refused(error, loading.places(self.loaded.settings, self.environ))
+            return machine.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
+        self.log.error(f"internal error: {type(error).__name__}: {error}")
+        return machine.Refused("unknown", f"internal error: {error}", "please report it", 70)
 
     def _run_task(self, number: int, work: Coroutine[Any, Any, machine.Event | None]) -> None:
         self._run_tasks.append(asyncio.create_task(self._watched(number, work)))

@@ -23,8 +23,8 @@ def owner(path: Path) -> str:
 
 
 def nearest(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
-    while not path.exists() and path != path.parent:
+    """The path itself, or its nearest parent that this user can see."""
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 

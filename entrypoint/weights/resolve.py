@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
@@ -11,6 +12,7 @@ from . import download, layout, pins
 from . import manifest as manifests
 from .common import Located, Manifest
 from .environment import Hub
+from .faults import denied
 from .reference import COMMIT
 
 
@@ -29,6 +31,7 @@ async def resolve(loaded: Loaded, hub: Hub, *, refresh: bool = False, ask: bool 
     """
     settings = loaded.settings
     repo, storage = str(settings.model), hub.folder(str(settings.model))
+    _enter(hub, storage)
     given_revision, given = manifests.given(settings.manifest) if settings.manifest else (None, None)
     revision = settings.revision or given_revision or "main"
     if settings.revision and given_revision and COMMIT.fullmatch(revision) and given_revision != revision:
@@ -70,6 +73,16 @@ async def resolve(loaded: Loaded, hub: Hub, *, refresh: bool = False, ask: bool 
             "the bytes of what is there, and the index of the weights"
         )
     return Resolved(Located("hub", repo, commit, root, listing, tuple(notes), storage), branch)
+
+
+def _enter(hub: Hub, storage: Path) -> None:
+    """Raise Stop (73) for a cache that this user may not enter: it is not an empty one."""
+    try:
+        (storage / "snapshots").stat()
+    except PermissionError:
+        raise denied(storage, hub.setting) from None
+    except OSError:
+        return
 
 
 async def _pin(
