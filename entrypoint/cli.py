@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
-from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected, refused
+from .errors import EXIT_OK, EXIT_STATE_IN_USE, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected, refused
 
 if TYPE_CHECKING:
     from .config.settings import Loaded
@@ -296,7 +296,13 @@ def _reset(arguments: argparse.Namespace) -> int:
     from .state.files import Lock
 
     settings = loading.load().settings
-    # A running supervisor would write back what is removed here.
+    if (pid := Lock.owner(settings.state_dir)) is not None:
+        raise Stop(
+            "config_rejected",
+            f"supervisor {pid} serves with RELAUNCH_STATE_DIR={settings.state_dir} and would write back what is removed",
+            "stop it first (Ctrl-C, or SIGTERM), then reset and start it again",
+            exit_code=EXIT_STATE_IN_USE,
+        )
     lock = Lock(settings.state_dir)
     lock.acquire()
     try:
