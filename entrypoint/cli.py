@@ -299,7 +299,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     if (pid := Lock.owner(settings.state_dir)) is not None:
         raise Stop(
             "config_rejected",
-            f"supervisor {pid} serves with RELAUNCH_STATE_DIR={settings.state_dir} and would write back what is removed",
+            f"supervisor {pid} serves on RELAUNCH_STATE_DIR={settings.state_dir} and would write back what is removed",
             "stop it first (Ctrl-C, or SIGTERM), then reset and start it again",
             exit_code=EXIT_STATE_IN_USE,
         )
