@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -228,7 +229,7 @@ def inside(tests: bool) -> int:
     try:
         answers(step, wait, ask)
         step(f"$ {kill}")
-        subprocess.run(kill, shell=True, check=True)
+        subprocess.run(shlex.split(kill), check=True)  # a shell's own command line would match too
         until(lambda: not ready(), 30, "the kill was not noticed")
         step("not ready: the kill was noticed")
         answers(step, wait, ask)

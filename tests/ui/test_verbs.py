@@ -67,5 +67,7 @@ def test_reset_while_serving_says_what_to_do(
     finally:
         lock.release()
     said = capsys.readouterr().err
-    assert f"supervisor {os.getpid()} serves on" in said and "stop it first" in said and (tmp_path / "known-good").is_dir()
+    assert (
+        f"supervisor {os.getpid()} serves on" in said and "stop it first" in said and (tmp_path / "known-good").is_dir()
+    )
     assert cli.main(["reset"]) == 0 and not (tmp_path / "known-good").exists()
