@@ -240,7 +240,8 @@ def inside(tests: bool) -> int:
         step(f"Ctrl-C: exit code {code} after {time.monotonic() - stopped:.1f} s")
         if code:
             raise Failed(f"serve ended with {code}")
-        say("".join(line for line in open(log.name) if " relaunch " in line or "crashed with" in line))
+        lines = Path(log.name).read_text().splitlines(keepends=True)
+        say("".join(line for line in lines if " relaunch " in line or "crashed with" in line))
         nothing_left(step, ())
         if tests:
             step("$ ./relaunch test")
