@@ -33,7 +33,7 @@ SUITES = ("bookworm", "trixie")
 # As the README says: Python with venv, and git, curl, procps; certificates for the downloads.
 PACKAGES = "python3,python3-venv,git,curl,procps,ca-certificates"
 USER, UID = "newcomer", 1000
-PREFIX = "relaunch-bare-"
+PLACE, PREFIX = Path("/var/tmp"), "relaunch-bare-"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 # What says how this host reaches its package indexes; where caches and interpreters lie is not part of that.
 INDEX = re.compile(r"(PIP|UV)_\w+|\w*(SSL_CERT|CA_BUNDLE|CAINFO)\w*|\w+_proxy", re.IGNORECASE)
@@ -97,13 +97,9 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def machine(suite: str) -> Iterator[tuple[Path, list[str]]]:
-    """(root directory of a bare machine with a clone in it, folders to show there); removed afterwards, as are those
-    that an earlier run was cut off from removing."""
-    for left in Path("/var/tmp").glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(left / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(left)
-    work = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/var/tmp"))
+    """(root directory of a bare machine with a clone in it, folders to show there); removed afterwards."""
+    sweep(PLACE)
+    work = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
     try:
         with open(work / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -120,6 +116,14 @@ def machine(suite: str) -> Iterator[tuple[Path, list[str]]]:
             yield root, shown
     finally:
         remove(work)
+
+
+def sweep(place: Path) -> None:
+    """Remove what earlier runs were cut off from removing. Those that run hold their lock."""
+    for left in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), open(left / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(left)
 
 
 def remove(work: Path) -> None:
