@@ -14,7 +14,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 
@@ -57,7 +59,7 @@ def start(argv: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     made = planned()
-    environ = made.environment(os.environ, "benchmark-0-0")
+    environ = made.environment(os.environ, "benchmark-0-0", Path(tempfile.mkdtemp()))
     ways = {"stock": made.argv, "launcher": made.executed()}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(pairs):
