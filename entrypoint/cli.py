@@ -194,7 +194,7 @@ def _test(_: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from .supervisor.planning import plan_document
 
-    document, code = plan_document(os.environ)
+    document, code = plan_document(os.environ, lambda text: print(f"relaunch: {text}", file=sys.stderr, flush=True))
     if arguments.json:
         _print(document)
     else:
@@ -208,10 +208,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _weights(arguments: argparse.Namespace) -> int:
     from .config import loading
+    from .ui import weights_progress
     from .weights import commands
 
     loaded = _with_preset(loading.load())
-    document, code = commands.run(arguments.action, loaded, full=arguments.full)
+    with weights_progress.reporting() as on_progress:
+        document, code = commands.run(arguments.action, loaded, full=arguments.full, on_progress=on_progress)
     if arguments.json:
         _print(document)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from ..state.known_good import KnownGood, fingerprint
 from .loader_options import with_loader_options
 
 
-def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """The plan document and the exit code (0, or 78 when infeasible). Raises Stop."""
+def plan_document(
+    environ: Mapping[str, str], on_note: Callable[[str], object] | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return the plan document and the exit code (0, or 78 when infeasible). ``on_note`` gets a line about what is read
+    from the hub. Raises Stop."""
     loaded = loading.load(environ)
     box = inventory.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     loaded.check_engine_args()
-    checkpoint, model_path = _checkpoint(loaded, environ)
+    checkpoint, model_path = _checkpoint(loaded, environ, on_note)
     known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
@@ -32,7 +35,9 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     return plan.document(list(built.argv), built.env), EXIT_OK if plan.feasible else EXIT_CONFIG
 
 
-def _checkpoint(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Checkpoint, Path | str]:
+def _checkpoint(
+    loaded: Loaded, environ: Mapping[str, str], on_note: Callable[[str], object] | None
+) -> tuple[Checkpoint, Path | str]:
     """From the files when they are here, else from the hub's headers (config.json and the first bytes of each
     shard). Raises Stop."""
     from ..weights import hub, resolve, source, worker
@@ -53,4 +58,4 @@ def _checkpoint(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Checkpoint,
         if asked.offline or stop.cause != "weights_missing":
             raise
     model = str(loaded.settings.model)
-    return asyncio.run(worker.read_checkpoint(asked, model, loaded.settings.revision)), model
+    return asyncio.run(worker.read_checkpoint(asked, model, loaded.settings.revision, on_note)), model
