@@ -21,7 +21,7 @@ from .recovery import Recovery
 if TYPE_CHECKING:
     from ..healing.classify import Verdict
     from ..healing.playbook import Attempt
-    from ..healing.remediation import Step
+    from ..healing.remediation import Remediation
 
 # Characters of each line in a post-mortem.
 LINE_CHARS = 2000
@@ -111,7 +111,7 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
 def _post_mortem(
     failed: FailedRun,
     verdict: Verdict,
-    decided: Step,
+    decided: Remediation,
     root: NodeEvidence,
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
