@@ -49,6 +49,7 @@ class MemoryCase:
     mamba_ratio: float = kv.MAMBA_RATIO
     mamba_slots: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+    rule_of_thumb: bool = True
 
     @property
     def draft(self) -> bool:
@@ -144,6 +145,8 @@ def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:
         share = 2 * memory.LOGITS_SHARE
         limited = (ours - share * memory.graphs(case.g, case.reserve)) / (1 - share)
         ours = min(float(need(case, case.reserve, math.inf, most)), max(ours, limited))
+    if not case.rule_of_thumb:
+        return ours
     return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
@@ -242,7 +245,8 @@ class _Solver:
         return most if limit is None else min(most, limit)
 
     def _accounts(self, tokens: int, state: int) -> tuple[tuple[Account, ...], int]:
-        """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
+        """One line of bytes per GPU, and by how much the tightest is short of its margin, or of anything at
+        all with a given fraction (0: it is not)."""
         case = self.case
         lines = []
         short = 0
@@ -257,7 +261,7 @@ class _Solver:
             active += memory.scratch(case.g, case.load, left_by_fraction, tokens)
             running = memory.runtime(case.g, case.parallel, case.load) + memory.MULTIMODAL * case.g.multimodal
             left = pre - size - pool - graph - active - running
-            short = max(short, case.margin - left)
+            short = max(short, (case.margin if case.fraction is None else 0) - left)
             margin = max(0, min(case.margin, left))
             lines.append(
                 Account(
@@ -284,7 +288,7 @@ class _Solver:
         problems = [self._unequal(), self._too_heavy(accounts)]
         warnings: tuple[str, ...] = ()
         if problems[1] is None and case.fraction is not None:
-            problem, warnings = self._given_fraction(case.fraction)
+            problem, warnings = self._given_fraction(case.fraction, tokens)
             problems.append(problem)
         reasons = [problem for problem in problems if problem]
         if not reasons and tokens < 1:
@@ -321,27 +325,26 @@ class _Solver:
             what += f" and {format_bytes(over[0].load_peak_bytes - over[0].baseline_bytes)} while they load"
         return Infeasibility(f"{what}, {format_bytes(self.pre)} can be had")
 
-    def _given_fraction(self, fraction: float) -> tuple[Infeasibility | None, tuple[str, ...]]:
-        """What speaks against a fraction that was asked for. What the plan itself would choose is never refused."""
+    def _given_fraction(self, fraction: float, tokens: int) -> tuple[Infeasibility | None, tuple[str, ...]]:
+        """What speaks against a fraction that was asked for. It is refused only where what must run beside the pool
+        cannot; less than the margin, or than the engine's rule of thumb, is the operator's choice."""
         case, slack = self.case, self.pre * (1 - fraction)
         if fraction <= self.recommended:
             return None, ()
-        total = case.gpus[0].total_bytes
-        least = max(
-            need(case, case.reserve, slack, self.most),
-            memory.engine_reserve(case.g, case.parallel, case.reserve, total, floor=False) + case.margin,
-        )
+        least = need(case, case.load, slack, tokens) - case.margin
         if least > slack:
             text = (
-                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces "
-                f"and the margin, which need {format_bytes(least)}"
+                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations and "
+                f"workspaces, which need {format_bytes(least)}"
             )
             better = round(self.recommended, 3)
             number = ({"mem_fraction_static": better},) if 0 < better < 1 else ()
             return Infeasibility(text, (*number, {"mem_fraction_static": None})), ()
+        spare = slack - least
         return None, (
-            f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these settings; "
-            f"{self.recommended:.3f} is what the plan would choose",
+            f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} beside weights and KV cache, of which "
+            f"{format_bytes(least)} are accounted for: {format_bytes(spare)} of margin; the plan would choose "
+            f"{self.recommended:.3f}",
         )
 
 
