@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unreadable
+from . import engine_models, headers
 from . import geometry as checkpoint_geometry
-from . import headers
 from . import tensors as checkpoint_tensors
 
 _REPAIR = "fetch it again with `relaunch weights repair`"
@@ -88,6 +88,7 @@ def assemble(
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     architecture = first if isinstance(first, str) else ""
+    config = engine_models.completed(config)
     lacking = checkpoint_geometry.lacks(config, architecture)
     if lacking:
         raise unreadable(f"{model}: its config.json lacks {lacking}: nothing can be planned for it", _REPAIR)

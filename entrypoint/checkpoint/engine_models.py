@@ -1,0 +1,56 @@
+"""What the pinned engine knows of models by name: its classes, and the sizes that a config.json may leave out.
+
+`engine_models.json` is generated from the engine (`scripts/engine_models.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = Path(__file__).with_name("engine_models.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def serves(architecture: str) -> bool:
+    """Whether the engine has a class for ``architecture``, or takes transformers' own."""
+    table = _table()
+    return architecture in table["architectures"] or architecture in table["borrowed"]
+
+
+def borrows(architecture: str) -> bool:
+    """Whether the engine would run transformers' class, for want of its own."""
+    return architecture in _table()["borrowed"]
+
+
+def heads_everywhere(architecture: str) -> bool:
+    """Whether the class keeps the output head on every pipeline stage, used or not."""
+    return architecture in _table()["heads_everywhere"]
+
+
+def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``config`` with what its class in transformers, or the engine's own, says of sizes that it leaves out; its
+    parts (``text_config``) likewise."""
+    model_type = config.get("model_type")
+    defaults = _table()["defaults"].get(model_type) if isinstance(model_type, str) else None
+    whole = dict(config)
+    for name, value in (defaults or {}).items():
+        part, _, inner = name.rpartition(".")
+        if not part:
+            if whole.get(inner) is None:
+                whole[inner] = value
+        elif isinstance(config.get(part), Mapping):
+            held = whole[part]
+            if held.get(inner) is None:
+                whole[part] = {**held, inner: value}
+    for part, held in whole.items():
+        if isinstance(held, Mapping) and isinstance(held.get("model_type"), str) and held["model_type"] != model_type:
+            whole[part] = completed(held) if part.endswith("_config") else held
+    return whole
