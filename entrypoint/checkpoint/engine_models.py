@@ -48,7 +48,8 @@ def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
                 whole[inner] = value
         elif isinstance(config.get(part), Mapping):
             held = whole[part]
-            if held.get(inner) is None:
+            # Ties are said once, for the whole model.
+            if held.get(inner) is None and not (inner.startswith("tie_") and inner in config):
                 whole[part] = {**held, inner: value}
     for part, held in whole.items():
         if isinstance(held, Mapping) and isinstance(held.get("model_type"), str) and held["model_type"] != model_type:

@@ -36,6 +36,8 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     """A plan for the inventory's GPUs, and why it cannot be. Never raises for a model that it does not know."""
     constraints, log, inventory = run.constraints, run.log, run.inventory
     g = geometry.of(run.checkpoint.config, run.checkpoint.architecture)
+    if constraints.engine_arg("dtype") in ("float", "float32"):
+        g = replace(g, itemsize=4)
     run.warnings += warnings.unaccounted(constraints)
     log.decide("device", "cuda", "the box has GPUs")
     parallel, problems = layout.choose(log, constraints, inventory, _shapes(run, g))

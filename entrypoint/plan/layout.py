@@ -28,7 +28,9 @@ def choose(
     world = here * nodes
     pp = int(log.decide("pp", *_stages(constraints, g, here, nodes)))
     dp = int(log.decide("dp_attention", 1, "off", source="default"))
-    limit = max(1, world // max(1, pp))
+    limit = (
+        1 if any("MIG" in gpu.name for gpu in inventory.gpus) else max(1, world // max(1, pp) // replicas(constraints))
+    )
     asked = constraints.value("ep")
     best, _ = largest(shapes, limit, nodes // pp if nodes % pp == 0 else 1, ep=asked, dp=dp)
     tp = int(log.decide("tp", best, _why(best, limit, pp, nodes)))
@@ -44,6 +46,10 @@ def choose(
         wider = ({"ep": tp},) if asked not in (None, tp) and shapes.problem(tp, tp, dp) is None else ()
         sizes = _sizes(shapes, tp, world // max(1, pp))
         reasons.append(Infeasibility(f"TP={tp}{f' with EP={ep}' if ep > 1 else ''}: {unfit}", (*wider, *sizes)))
+    reasons += _replicas(constraints, tp * pp, world)
+    if inventory.gpus and tp * pp > 1 and any("MIG" in gpu.name for gpu in inventory.gpus):
+        text = f"TP={tp} with PP={pp} over MIG slices: NCCL takes one slice of a GPU and no more"
+        reasons.append(Infeasibility(text, ({"tp": 1, "pp": 1},)))
     if tp % ep:
         reasons.append(Infeasibility(f"EP={ep} does not divide TP={tp}", ({"ep": 1}, {"ep": None})))
     if tp % dp:
@@ -64,7 +70,25 @@ def choose(
         # Ranks that cannot be dealt out are accounted on one box.
         1 if uneven or pp > g.layers or not nodes <= tp * pp <= world else nodes,
         cut,
+        bool(constraints.engine_arg("enable_dp_lm_head")),
     ), reasons
+
+
+def replicas(constraints: Constraints) -> int:
+    """Whole engines that ``--dp-size`` starts beside each other."""
+    text = str(constraints.engine_arg("dp_size") or "1")
+    return 1 if constraints.engine_arg("enable_dp_attention") or not text.isdecimal() else max(1, int(text))
+
+
+def _replicas(constraints: Constraints, ranks: int, world: int) -> list[Infeasibility]:
+    """``--dp-size`` without attention groups starts that many whole engines
+    (managers/data_parallel_controller.py)."""
+    count = replicas(constraints)
+    if count == 1 or not world or ranks * count <= world:
+        return []
+    reason = f"--dp-size {count} starts {count} engines of {ranks} GPUs each, and {world} are there"
+    fitting = tuple({"tp": tp} for tp in range(world // count, 0, -1) if tp < ranks)
+    return [Infeasibility(reason, (*fitting, {"--dp-size": None}))]
 
 
 def _experts(log: DecisionLog, shapes: Shapes, tp: int, dp: int) -> int:

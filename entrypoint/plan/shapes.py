@@ -21,7 +21,8 @@ NVFP4_GROUP = 16
 @dataclass(frozen=True)
 class Shapes:
     """What the checks look at. ``block``: rows and columns that share an FP8 scale, 0 without; ``group``: inputs that
-    share a scale in AWQ, GPTQ and packed integers, 0 without; ``quantized``: kinds of modules that hold scales; ``padded_experts``: NVFP4 experts whose gate and up are swizzled as one."""
+    share a scale in AWQ and GPTQ, 0 without; ``quantized``: kinds of modules that hold scales; ``padded_experts``:
+    NVFP4 experts whose gate and up are swizzled as one."""
 
     g: Geometry
     block: tuple[int, int]

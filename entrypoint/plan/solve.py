@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.quantization import method
 from ..host.inventory import Gpu
 from ..units import format_bytes
 from . import extra_weights, kv, memory, sharding
@@ -19,6 +20,8 @@ from .sharding import Parallel
 CREDIBLE = 0.15
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
+# Of the room beside the weights at most one part in this many stays split in the allocator.
+FRAGMENTED = 4
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ def shares(
 ) -> tuple[tuple[sharding.Share, sharding.Share | None], ...]:
     """What each pipeline stage holds; the slow part of a plan, done once per layout."""
 
+    how = checkpoint.quantization
+    gptq = method(how).startswith("gptq") and not how.get("desc_act")
+
     def one(stage: int, mtp: bool) -> sharding.Share:
-        return sharding.share(checkpoint.groups, g, parallel, stage, sm=sm, draft=mtp)
+        return sharding.share(checkpoint.groups, g, parallel, stage, sm=sm, draft=mtp, gptq=gptq)
 
     return tuple((one(stage, False), one(stage, True) if draft else None) for stage in range(parallel.pp))
 
@@ -108,11 +114,15 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
         g, parallel, layers, case.sm
     )
     size += extra_weights.scale_copies(groups, g, parallel)
+    fragments = extra_weights.mxfp4_fragments(g, parallel, layers, case.sm)
+    if fragments and case.gpus:
+        room = min(memory.visible(gpu) for gpu in case.gpus) - size
+        size += min(fragments, max(0, room // FRAGMENTED))
     peak, unmatched = max(held.swizzle, held.largest), held.unmatched
     if mtp is not None:
         size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
-    if not g.known:
+    if not g.known and (unmatched or case.checkpoint.generated):
         size += size // UNKNOWN_SHARE
     read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
     # A reading that is far off is of another layout: the formula stands.
