@@ -11,6 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Other names under which configs give the same size.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
+}
+
 
 @cache
 def _table() -> dict[str, Any]:
@@ -44,14 +54,18 @@ def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in (defaults or {}).items():
         part, _, inner = name.rpartition(".")
         if not part:
-            if whole.get(inner) is None:
+            if _lacks(whole, inner):
                 whole[inner] = value
         elif isinstance(config.get(part), Mapping):
             held = whole[part]
             # Ties are said once, for the whole model.
-            if held.get(inner) is None and not (inner.startswith("tie_") and inner in config):
+            if _lacks(held, inner) and not (inner.startswith("tie_") and inner in config):
                 whole[part] = {**held, inner: value}
     for part, held in whole.items():
         if isinstance(held, Mapping) and isinstance(held.get("model_type"), str) and held["model_type"] != model_type:
             whole[part] = completed(held) if part.endswith("_config") else held
     return whole
+
+
+def _lacks(config: Mapping[str, Any], name: str) -> bool:
+    return all(config.get(key) is None for key in (name, *_ALIASES.get(name, ())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import number, text_config
 from ..host.inventory import Inventory
+from ..units import format_bytes
 from .model_facts import ENCODERS
 from .plan import Infeasibility, Plan
 from .run import LAYOUT, PlannerRun
@@ -120,6 +121,19 @@ def _judge(run: PlannerRun) -> None:
         run.refuse(Infeasibility(text, ({"attention_backend": None},)))
     if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
         run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
+    weights, host = run.checkpoint.bytes, run.inventory.host_memory_bytes
+    if weights >= host > 0:
+        run.refuse(
+            Infeasibility(f"weights of {format_bytes(weights)} do not fit in {format_bytes(host)} of host memory")
+        )
+    elif run.checkpoint.architecture not in RUNS_ON_CPU and "device" not in run.constraints.pinned:
+        run.refuse(
+            Infeasibility(
+                f"no GPU is seen, and {run.checkpoint.architecture or 'this architecture'} was not seen to run on "
+                "sglang's CPU engine",
+                ({"device": "cpu"},),
+            )
+        )
     if run.checkpoint.architecture not in RUNS_ON_CPU:
         run.warnings.append(
             f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "

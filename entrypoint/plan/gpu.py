@@ -54,7 +54,9 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         run.context_problem(case.load.context),
         *chosen.reasons,
         *kernel_limits.refusals(constraints, g, sm),
+        *kernel_limits.quantization(constraints, method(run.checkpoint.quantization), sm),
         warnings.too_old(gpus),
+        warnings.unknown_class(run.checkpoint),
         warnings.uneven_pages(case, int(constraints.value("chunked_prefill_size", 0))),
         warnings.no_draft_layer(case.draft, run.checkpoint, g),
     )

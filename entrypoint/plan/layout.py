@@ -115,7 +115,9 @@ def _stages(constraints: Constraints, g: Geometry, here: int, nodes: int) -> tup
 
 
 def _why(tp: int, limit: int, pp: int, nodes: int) -> str:
-    whose = f"all {limit} GPUs" if nodes == 1 else f"all {limit} GPUs of a stage" if pp > 1 else f"all {limit} GPUs"
+    if limit == 1:
+        return "one GPU"
+    whose = f"all {limit} GPUs of a stage" if nodes > 1 and pp > 1 else f"all {limit} GPUs"
     if tp < limit:
         whose = f"the most of {limit} GPUs over which heads and experts divide"
     return f"{whose}: every one adds weights' room and bandwidth"

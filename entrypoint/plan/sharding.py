@@ -83,7 +83,9 @@ RULES = (
         "models/qwen3_vl.py, models/qwen2_5_vl.py",
     ),
     SplitRule(
-        r"(^|\.)(visual|vision_tower|vision_model|mm_projector|audio_tower)\.", "full", "multimodal towers: whole"
+        r"(^|\.)(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|audio_tower)\.",
+        "full",
+        "multimodal towers: whole",
     ),
     SplitRule(r"\.shared_head\.|\.eh_proj|\.enorm|\.hnorm", "full", "models/deepseek_nextn.py"),
     SplitRule(r"\.g_idx$", "skip", "gptq_marlin.py: emptied after the load"),

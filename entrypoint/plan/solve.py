@@ -122,7 +122,7 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
     if mtp is not None:
         size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
-    if not g.known and (unmatched or case.checkpoint.generated):
+    if not g.known and case.checkpoint.generated:
         size += size // UNKNOWN_SHARE
     read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
     # A reading that is far off is of another layout: the formula stands.
