@@ -1,4 +1,4 @@
-"""What to do after an end: for each cause a list of remedies, tried in order and each a limited number of times. Pure."""
+"""What to do after an end: for each cause its remedies, tried in order, each a limited number of times. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import remedies_kernels, remedies_memory
 from .causes import catalogue
 from .classify import Verdict
 from .engine_config import EngineConfigView
-from .remediation import Attempt, RemediationContext, Remediation
+from .remediation import Attempt, Remediation, RemediationContext
 from .remedies_memory import Changes
 
 __all__ = ["Attempt", "EngineConfigView", "Remediation", "decide"]
