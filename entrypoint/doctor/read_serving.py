@@ -30,7 +30,7 @@ def folders(loaded: Loaded, hub_cache: Path | None) -> tuple[Folder, ...]:
 
 def _folder(setting: str, path: Path, table: Sequence[Mount]) -> Folder:
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     mount = mounts.find(os.path.realpath(there), table)
     try:
@@ -39,7 +39,7 @@ def _folder(setting: str, path: Path, table: Sequence[Mount]) -> Folder:
         free: int | None = space.f_frsize * space.f_bavail
     except OSError:
         owner = free = None
-    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    writable = os.access(there, os.W_OK | os.X_OK) and os.path.isdir(there)
     kind, options = (mount.file_system, mount.options) if mount else (None, ())
     return Folder(setting, str(path), there == path, writable, owner, kind, options, free)
 

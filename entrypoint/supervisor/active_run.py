@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..control.status import Status
-from ..engine import leftovers, process
+from ..engine import leftovers, process, scratch
 from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
@@ -74,7 +74,8 @@ class ActiveRun:
             raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         command = planned.command
         try:
-            engine = process.Engine(command.argv, command.environment(context.environ, run_id), directory, run_id)
+            environment = command.environment(context.environ, run_id, scratch.make(settings.state_dir))
+            engine = process.Engine(command.executed(), environment, directory, run_id)
         except OSError as error:
             raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
         self.run = Run(
@@ -196,6 +197,7 @@ class ActiveRun:
         stacks = await dump_stacks(self.run) if hung else ()
         for stuck in await self.run.engine.kill():
             self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
+        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir)
         if self._client is not None:
             await self._client.close()
         await asyncio.wait({self._follow}, timeout=FOLLOW_TIMEOUT)
