@@ -301,7 +301,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     import shutil
 
     from .config import loading
-    from .state.files import Lock
+    from .state.lock import Lock
 
     settings = loading.load().settings
     if (pid := Lock.owner(settings.state_dir)) is not None:
@@ -344,7 +344,7 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 def _restart(_: argparse.Namespace) -> int:
     from .config import loading
-    from .state.files import Lock
+    from .state.lock import Lock
 
     state_dir = loading.load().settings.state_dir
     pid = Lock.owner(state_dir)

@@ -50,7 +50,7 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
     """Everything that can be read without rights; what cannot be read is None."""
     from ..engine import leftovers
     from ..engine.command import package_version
-    from ..state.files import Lock
+    from ..state.lock import Lock
 
     settings = loaded.settings
     device: Literal["cuda", "cpu"] = (

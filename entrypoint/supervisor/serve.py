@@ -21,7 +21,7 @@ from ..healing.phases import Phase
 from ..host import ports
 from ..host.parent_death import become_subreaper
 from ..scrub import from_environment
-from ..state.files import Lock
+from ..state.lock import Lock
 from ..units import format_duration
 from .driver import Driver
 from .logs import Log
