@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+from .allowed import is_allowed
 from .replicas import Replica
 
 # A host that is gone answers nothing: this long, in seconds, then the next replica.
@@ -154,11 +155,14 @@ class _Downstream(_Pipe):
                 self.transport.abort()
             return
         method, _, rest = bytes(line).partition(b" ")
-        path = rest.partition(b" ")[0].decode("latin-1")
+        target = rest.partition(b" ")[0]
+        path = target.decode("latin-1")
         if method == b"PRI":  # HTTP/2, or gRPC: no engine of ours speaks it
             self.transport.abort()
         elif method == b"GET" and path in _ANSWERED_HERE:
             self._respond("200 OK", _ANSWERED_HERE[path])
+        elif not is_allowed(method, target):
+            self._respond("404 Not Found", _error("the gateway does not forward this path", "not_found", 404))
         else:
             self.transport.pause_reading()
             self._connecting = asyncio.create_task(self._connect(len(line) + len(end)))
@@ -178,8 +182,7 @@ class _Downstream(_Pipe):
                 continue
             self._start(answer, after_line)
             return
-        body = {"error": {"message": "no replica can be reached", "type": "service_unavailable", "code": 503}}
-        self._respond("503 Service Unavailable", json.dumps(body).encode())
+        self._respond("503 Service Unavailable", _error("no replica can be reached", "service_unavailable", 503))
 
     def _start(self, answer: _Upstream, after_line: int) -> None:
         assert self.transport is not None and answer.transport is not None and self._head is not None
@@ -202,3 +205,8 @@ class _Downstream(_Pipe):
             self._connecting.cancel()
         if self.peer is not None:
             self.peer.end(True)
+
+
+def _error(message: str, kind: str, code: int) -> bytes:
+    """The body of an error, in the form of the engine's own."""
+    return json.dumps({"error": {"message": message, "type": kind, "code": code}}).encode()
