@@ -12,10 +12,10 @@ from typing import Any
 
 from ..config.schema import SECRETS
 from ..config.settings import Loaded
-from ..control import app as control
+from ..control import server
 from ..control.metrics import CONTENT_TYPE
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
-from ..host import ports
+from ..host import limits, ports
 from ..scrub import from_environment
 from ..supervisor.logs import Log
 from . import app, members, probe, replicas
@@ -65,8 +65,8 @@ class Gateway:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._log.info("SIGHUP: nothing to reload"))
-        http = control.server(app.build(self, settings.control_token))
-        serving = asyncio.create_task(control.serve(http, sock))
+        http = server.server(app.build(self, settings.control_token))
+        serving = asyncio.create_task(server.serve(http, sock))
         working = [asyncio.create_task(self._guarded(work)) for work in (self._resolve_forever(), self._router.keep())]
         try:
             await self._stop.wait()
@@ -263,6 +263,7 @@ def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
     import uvloop
 
     settings = loaded.settings
+    limits.set_limits()
     log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
 

@@ -13,12 +13,13 @@ from contextlib import AbstractContextManager
 from ..config.schema import SECRETS, Settings
 from ..config.settings import Loaded
 from ..control import app as control
+from ..control import server
 from ..control.records import Records
 from ..control.status import Status
 from ..errors import Stop, config_rejected
 from ..healing import events, machine
 from ..healing.phases import Phase
-from ..host import ports
+from ..host import limits, ports
 from ..host.parent_death import become_subreaper
 from ..scrub import from_environment
 from ..state.lock import Lock
@@ -72,8 +73,8 @@ class Supervisor:
             raise
         become_subreaper()
         app = control.build(self.status, Records(settings.state_dir), settings.control_token, group=self._node.endpoint)
-        http = control.server(app)
-        serving = asyncio.create_task(control.serve(http, sock))
+        http = server.server(app)
+        serving = asyncio.create_task(server.serve(http, sock))
         link = asyncio.create_task(self._node.link())
         self._handle_signals()
         try:
@@ -165,6 +166,7 @@ def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header:
     import uvloop
 
     settings = loaded.settings
+    limits.set_limits()
     log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
         supervisor = Supervisor(loaded, environ, log, make_node)

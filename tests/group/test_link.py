@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from entrypoint.control import app as control
+from entrypoint.control import server
 from entrypoint.control.status import Status
 from entrypoint.errors import Stop
 from entrypoint.group import address, head, identity
@@ -67,8 +68,8 @@ class Pair:
 async def linked(**given: Any) -> AsyncIterator[Pair]:
     sock = ports.bind("127.0.0.1", 0)
     pair = Pair(sock.getsockname()[1], **given)
-    http = control.server(control.build(Status(), dict, TOKEN, group=pair.head.endpoint))
-    serving = asyncio.create_task(control.serve(http, sock))
+    http = server.server(control.build(Status(), dict, TOKEN, group=pair.head.endpoint))
+    serving = asyncio.create_task(server.serve(http, sock))
     link = asyncio.create_task(pair.worker.link())
     try:
         yield pair
