@@ -18,7 +18,7 @@ from ..host.parent_death import tied_to_parent
 from ..host.shm import ShmLedger
 from .tree import ProcessTree
 
-# A line without an end is passed on in pieces of this many bytes.
+# Of a line longer than this the rest is left out: passed on as lines of its own, it could look like anything.
 LONGEST_LINE = 1 << 16
 # A process that does not die in this many seconds is stuck in the driver.
 KILL_TIMEOUT = 30.0
@@ -106,14 +106,21 @@ class Engine:
         stream = asyncio.StreamReader(limit=1 << 18)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._process.stdout)
         pending = b""
+        cut: int | None = None  # bytes left out so far of a line that was too long
         try:
             while chunk := await stream.read(LONGEST_LINE):
                 *lines, pending = (pending + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
                 for line in lines:
-                    on_line(line.decode("utf-8", "replace"))
-                if len(pending) >= LONGEST_LINE:
+                    if cut is None:
+                        on_line(line.decode("utf-8", "replace"))
+                    else:
+                        on_line(f"({cut + len(line)} more bytes of this line are left out)")
+                        cut = None
+                if cut is not None:
+                    cut, pending = cut + len(pending), b""
+                elif len(pending) >= LONGEST_LINE:
                     on_line(pending.decode("utf-8", "replace"))
-                    pending = b""
+                    cut, pending = 0, b""
                 # A flood must not keep the probes waiting.
                 await asyncio.sleep(0)
             if pending:

@@ -21,7 +21,7 @@ from ..engine.run import Run
 from ..errors import Stop, unwritable
 from ..healing import events
 from ..healing.phases import Phase
-from ..host import ports
+from ..host import gpu_memory, ports
 from ..host.limits import is_exhaustion
 from ..state.boots import Boot, Boots
 from ..units import format_duration
@@ -38,6 +38,8 @@ FOLLOW_TIMEOUT = 3.0
 # Seconds between two looks at a serving tree, which starts no processes of its own any more.
 SERVING_CENSUS = 5.0
 
+# Seconds between two looks at the free memory of the GPUs while serving.
+MEMORY_EVERY = 5.0
 # Seconds until the watch is tried again when this host had no descriptors left for it.
 WATCH_AGAIN = 5.0
 
@@ -145,6 +147,7 @@ class ActiveRun:
             context.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
         context.node.on_ready()
         self._start(lambda: self._watch_serving(monitor))
+        self._start(self._watch_memory)
         self._start(lambda: context.node.watch(self.run))
         return monitor.reference
 
@@ -182,6 +185,14 @@ class ActiveRun:
 
     async def _watch_serving(self, monitor: ServingMonitor | WorkerMonitor) -> events.Event:
         return self._unhealthy(await monitor.watch())
+
+    async def _watch_memory(self) -> None:
+        """Note the least free memory of the GPUs from time to time: it confirms, or not, that memory ran out."""
+        gpus = [gpu.index for gpu in self._planned.inventory.gpus]
+        while gpus:
+            free = await asyncio.to_thread(gpu_memory.free_bytes, gpus)
+            self.run.gpu_free_bytes = min(free.values(), default=None)
+            await asyncio.sleep(MEMORY_EVERY)
 
     def _unhealthy(self, alarm: Alarm) -> events.Event:
         self.raise_alarm(alarm)
