@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from .units import format_bytes
@@ -75,6 +76,16 @@ def from_os_error(error: OSError, path: Path, setting: str) -> Stop:
     return _about_the_place(error, path, setting) or unreadable(
         f"{path}: {error.strerror or type(error).__name__}", f"check {setting}"
     )
+
+
+def refused(error: OSError, places: Mapping[str, str | Path]) -> Stop:
+    """Return the Stop for an error at the path that it carries. ``places``: the paths that a person has chosen, by the
+    variable that names them; the longest one that the path lies in is named."""
+    path = Path(os.path.abspath(os.fsdecode(error.filename)))
+    above = {name: os.path.abspath(place) for name, place in places.items()}
+    near = [name for name, place in above.items() if path.is_relative_to(place)]
+    setting = max(near, key=lambda name: len(above[name]), default="the command line")
+    return from_os_error(error, path, setting)
 
 
 def unwritable(setting: str, directory: Path, error: OSError) -> Stop:

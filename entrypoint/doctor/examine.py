@@ -29,8 +29,11 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
         loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     except Stop as stop:
         refused = Check("model", "model", "fail", stop.message, stop.next_step)
-    compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
-    return document([*([refused] if refused else []), *judge(read(loaded, box, environ)), *compiled])
+    facts = read(loaded, box, environ)
+    compiled: list[Check] = []
+    if facts.device == "cuda":  # the CPU engine runs none of the GPU code
+        compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
+    return document([*([refused] if refused else []), *judge(facts), *compiled])
 
 
 def judge(facts: Facts) -> list[Check]:

@@ -30,7 +30,7 @@ def folders(loaded: Loaded, hub_cache: Path | None) -> tuple[Folder, ...]:
 
 def _folder(setting: str, path: Path, table: Sequence[Mount]) -> Folder:
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     mount = mounts.find(os.path.realpath(there), table)
     try:
@@ -39,7 +39,7 @@ def _folder(setting: str, path: Path, table: Sequence[Mount]) -> Folder:
         free: int | None = space.f_frsize * space.f_bavail
     except OSError:
         owner = free = None
-    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    writable = os.access(there, os.W_OK | os.X_OK) and os.path.isdir(there)
     kind, options = (mount.file_system, mount.options) if mount else (None, ())
     return Folder(setting, str(path), there == path, writable, owner, kind, options, free)
 
@@ -94,14 +94,14 @@ def port_uses(loaded: Loaded, supervisor: int | None) -> tuple[PortUse, ...]:
 def weights(loaded: Loaded, environ: Mapping[str, str]) -> Weights | None:
     """What of the model is here, as the records and a glance say: nothing is hashed, nobody is asked."""
     from ..errors import Stop
-    from ..weights import reference, report
+    from ..weights import report, source
 
     model = loaded.settings.model
     if not model:
         return None
     try:
-        kind = reference.parse(model).kind
-        document = report(loaded, environ=environ)
+        kind = source.parse(model).kind
+        document = report(loaded, environ)
     except Stop as stop:
         return Weights(model, "unknown", False, problem=None if stop.cause == "weights_missing" else stop.line())
     damaged = [row for row in document["files"] if row["state"] == "damaged"]
@@ -113,11 +113,11 @@ def weights(loaded: Loaded, environ: Mapping[str, str]) -> Weights | None:
 
 def hub_cache(loaded: Loaded, environ: Mapping[str, str]) -> Path | None:
     from ..errors import Stop
-    from ..weights import environment, reference
+    from ..weights import hub, source
 
     try:
-        if loaded.settings.model and reference.parse(loaded.settings.model).kind == "hub":
-            return environment.read(loaded, environ).cache
+        if loaded.settings.model and source.parse(loaded.settings.model).kind == "hub":
+            return hub.read(loaded, environ).cache
     except Stop:
         return None
     return None
@@ -126,12 +126,12 @@ def hub_cache(loaded: Loaded, environ: Mapping[str, str]) -> Path | None:
 def hub(loaded: Loaded, environ: Mapping[str, str], *, needed: bool) -> HubFacts | None:
     """Asks the hub for the model's page, once, when something has to be fetched. The token is sent, never shown."""
     from ..errors import Stop
-    from ..weights import environment
+    from ..weights.hub import read as read_hub
 
     if not loaded.settings.model:
         return None
     try:
-        found = environment.read(loaded, environ)
+        found = read_hub(loaded, environ)
     except Stop as stop:
         return HubFacts("the hub", False, True, None, stop.line())
     facts = HubFacts(_shown(found.endpoint), found.offline, has_token=found.token is not None)

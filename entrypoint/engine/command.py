@@ -18,8 +18,10 @@ from ..plan import Plan
 
 MARK = "RELAUNCH_RUN_ID"
 
-# After the interpreter; -P keeps the working directory out of the import path.
+# After the interpreter; -P keeps the working directory out of the import path. This is how the command is shown, and
+# how it can be pasted; what is run is `launcher.py`, which only makes the same start faster.
 LAUNCHER = ("-P", "-m", "sglang.launch_server")
+_FAST_LAUNCHER = ("-P", str(Path(__file__).with_name("launcher.py")))
 
 # Set unless the operator has set them. The first two turn 65 s of dying into 0.6 s; the supervisor takes
 # its own stack dump of a hang before it kills anything.
@@ -40,18 +42,26 @@ DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET")
 
 @dataclass(frozen=True)
 class Command:
-    """``argv`` and the environment that relaunch adds; ``env`` holds no secret."""
+    """``argv`` and the environment that relaunch adds; neither holds a secret."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
-    def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
-        """Return the child's whole environment: the operator's, without ours, plus what this launch needs."""
+    def executed(self) -> tuple[str, ...]:
+        """Return the command line to run: ``argv`` with the fast launcher in place of sglang's."""
+        stock = 1 + len(LAUNCHER)
+        if not needs_sglang() or self.argv[1:stock] != LAUNCHER:
+            return self.argv
+        return (self.argv[0], *_FAST_LAUNCHER, *self.argv[stock:])
+
+    def environment(self, base: Mapping[str, str], run_id: str, scratch: Path) -> dict[str, str]:
+        """Return the child's whole environment: the operator's, without ours, plus what this launch needs. ``scratch``:
+        its directory for temporary files."""
         kept = {k: v for k, v in base.items() if not k.startswith(PREFIX) and k not in DROPPED}
         venv_bin = str(Path(sys.executable).parent)
         path = kept.get("PATH", os.defpath)
         kept["PATH"] = path if path.split(os.pathsep)[0] == venv_bin else venv_bin + os.pathsep + path
-        return {**kept, **self.env, MARK: run_id}
+        return {**kept, **self.env, "TMPDIR": str(scratch), MARK: run_id}
 
 
 def build(
@@ -73,6 +83,8 @@ def build(
         argv += ["--config", str(secrets_file(loaded))]
     caches = {
         "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)),
+        # Else below TMPDIR, which no restart keeps.
+        "CUTE_DSL_CACHE_DIR": str(jit_cache(loaded, inventory) / "cute_dsl"),
         **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
     }
     env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}

@@ -15,6 +15,12 @@ from typing import Any
 from ..errors import unreadable
 from ..units import MIB
 
+# The way out of a refusal for want of GPUs, in every verb.
+PLAN_ELSEWHERE = (
+    "to plan for a box that has them, run `relaunch hardware --json > box.json` there and set "
+    "RELAUNCH_GPU_INVENTORY=box.json here"
+)
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from ..checkpoint.checkpoint import Group
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Group
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from ..control.status import Status
-from ..engine import leftovers, process
+from ..engine import leftovers, process, scratch
 from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
@@ -80,7 +80,8 @@ class ActiveRun:
             raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         command = planned.command
         try:
-            engine = process.Engine(command.argv, command.environment(context.environ, run_id), directory, run_id)
+            environment = command.environment(context.environ, run_id, scratch.make(settings.state_dir))
+            engine = process.Engine(command.executed(), environment, directory, run_id)
         except OSError as error:
             raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
         self.run = Run(
@@ -225,6 +226,7 @@ class ActiveRun:
                 self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
         except Exception as error:  # the next start ends what is left
             self._context.log.error(f"internal error while ending the engine: {type(error).__name__}: {error}")
+        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir)
         if self._client is not None:
             await self._client.close()
         await asyncio.wait({self._follow}, timeout=FOLLOW_TIMEOUT)

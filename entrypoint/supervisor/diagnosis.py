@@ -21,7 +21,7 @@ from .recovery import Recovery
 if TYPE_CHECKING:
     from ..healing.classify import Verdict
     from ..healing.playbook import Attempt
-    from ..healing.remediation import Step
+    from ..healing.remediation import Remediation
 
 # Characters of each line in a post-mortem.
 LINE_CHARS = 2000
@@ -112,7 +112,7 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
 def _post_mortem(
     failed: FailedRun,
     verdict: Verdict,
-    decided: Step,
+    decided: Remediation,
     root: NodeEvidence,
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _post_mortem(
         "stages": dict(root.stages),
         "readings": dict(root.readings),
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
-        "engine": {"argv": list(failed.run.engine.argv)},
+        "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(root),
     }

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..checkpoint import checkpoint as checkpoints
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint import model as checkpoint_model
+from ..checkpoint.model import Checkpoint
 from ..config import engine_flags
 from ..config.schema import SECRETS
 from ..config.settings import Loaded
@@ -93,7 +93,7 @@ class Launch:
         size = format_bytes(snapshot.bytes)
         self._log.info(f"weights: {snapshot.path} ({size}, checked: {snapshot.level})")
         checkpoint = await asyncio.to_thread(
-            checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
+            checkpoint_model.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
         )
         launch_id = fingerprint(loaded, inventory, checkpoint, engine_flags.engine_version())
         known_good = KnownGood(settings.state_dir, launch_id)

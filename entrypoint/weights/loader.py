@@ -18,20 +18,12 @@ FITS = 0.8  # share of the memory that the page cache can be counted on for
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One decision: ``setting`` is the engine's flag."""
+class LoaderOption:
+    """One decision: ``flag`` of the engine, its value (True: a switch) and why."""
 
-    setting: str
+    flag: str
     value: str | int | bool
     reason: str
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """``flags`` in order for the engine's command line; one choice for each."""
-
-    flags: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
 
 
 def loader_options(
@@ -43,22 +35,21 @@ def loader_options(
     ranks: int,
     checkpoint_bytes: int,
     device: str = "cuda",
-) -> LoaderOptions:
-    """``file_system`` as `host.mounts.file_system` says it; ``ranks`` on this host. Nothing on a CPU, for dummy weights
-    (0 bytes) and for checkpoints so small that nothing can be gained."""
+) -> tuple[LoaderOption, ...]:
+    """Return the loader options, in order for the engine's command line: none on a CPU, for dummy weights (0 bytes)
+    and for checkpoints so small that nothing can be gained. ``file_system`` as `host.mounts.file_system` says it;
+    ``ranks`` on this host."""
     if device == "cpu" or checkpoint_bytes < 8 * GIB:
-        return LoaderOptions()
+        return ()
     ranks, cores = max(1, ranks), max(1, cores)
     limits = [limit for limit in (host_memory_bytes, cgroup_limit_bytes) if limit]
     memory = min(limits) if limits else 0
     fits = checkpoint_bytes <= FITS * memory
     sizes = f"{format_bytes(checkpoint_bytes)} of weights, {format_bytes(memory)} of memory"
-    flags: list[str] = []
-    choices: list[Choice] = []
+    chosen: list[LoaderOption] = []
 
     def choose(flag: str, value: str | int | bool, reason: str) -> None:
-        flags.extend([flag] if value is True else [flag, str(value)])
-        choices.append(Choice(flag, value, reason))
+        chosen.append(LoaderOption(flag, value, reason))
 
     if is_network(file_system) and fits:
         threads = max(2, min(8, cores // (2 * ranks)))
@@ -68,7 +59,7 @@ def loader_options(
             f"{file_system}: each shard crosses the network once instead of once per rank; {sizes}",
         )
         choose("--weight-loader-prefetch-num-threads", threads, f"{ranks} ranks share {cores} cores")
-        return LoaderOptions(tuple(flags), tuple(choices))
+        return tuple(chosen)
     threads = max(4, min(16, 2 * cores // ranks))
     if is_network(file_system):
         threads = 4  # every rank reads everything: more threads only make the server seek
@@ -77,4 +68,4 @@ def loader_options(
         choose("--model-loader-extra-config", value, f"{file_system}: {ranks} ranks share {cores} cores")
     if not fits:
         choose("--weight-loader-drop-cache-after-load", True, f"the page cache cannot hold the checkpoint: {sizes}")
-    return LoaderOptions(tuple(flags), tuple(choices))
+    return tuple(chosen)

@@ -1,4 +1,4 @@
-"""What a checkpoint is: config.json, quantisation, every tensor's name, dtype, shape and bytes."""
+"""A checkpoint as the planner sees it: config.json, quantisation, every tensor's name, dtype, shape and bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unreadable
-from . import geometry as checkpoint_geometry
-from . import headers
-from . import tensors as checkpoint_tensors
+from . import consistency, geometry, shards, tensors
+from .safetensors import TensorGroups
 
+LARGEST_JSON = 64 << 20
 _REPAIR = "fetch it again with `relaunch weights repair`"
 
 
@@ -30,6 +30,7 @@ class Group:
 
     @property
     def bytes(self) -> int:
+        """The bytes of all tensors of the group."""
         return self.count * self.size
 
 
@@ -51,17 +52,17 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors."""
+        """The bytes of all tensors."""
         return sum(group.bytes for group in self.groups)
 
     @property
     def tensors(self) -> int:
-        """Number of tensors."""
+        """The number of tensors."""
         return sum(group.count for group in self.groups)
 
 
 def read(directory: Path, *, model: str, revision: str | None = None) -> Checkpoint:
-    """The checkpoint in ``directory``; one with config.json alone gets its tensors from the architecture's table.
+    """Return the checkpoint in ``directory``; one with config.json alone gets the tensors of its architecture's table.
 
     Raises Stop in one line: 66 when config.json cannot be used or a shard that the index names is absent, 65
     when a header is broken.
@@ -69,43 +70,48 @@ def read(directory: Path, *, model: str, revision: str | None = None) -> Checkpo
     config = read_json(directory / "config.json", "give the model's directory or hub id in RELAUNCH_MODEL")
     separate = directory / "hf_quant_config.json"
     quantization = read_json(separate, "") if separate.is_file() else {}
-    names = headers.shard_names(directory)
-    groups = headers.read_all(directory, names) if names else None
-    return assemble(config, quantization, groups, model=model, revision=revision, path=directory)
+    return assemble(config, quantization, shards.read(directory), model=model, revision=revision, path=directory)
 
 
 def assemble(
     config: Mapping[str, Any],
     separate_quantization: Mapping[str, Any],
-    found: headers.Groups | None,
+    found: TensorGroups | None,
     *,
     model: str,
     revision: str | None,
     path: Path | None,
 ) -> Checkpoint:
-    """A checkpoint from parts that were read here or from the hub. ``found`` None: no shards, tensors generated.
-    Raises Stop (66) when ``config`` names no architecture or no number of layers."""
+    """Return a checkpoint from what was read here or from the hub. ``found`` None: no shards, tensors generated.
+    Raises Stop (66) when ``config`` says too little, or what the tensors contradict."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     architecture = first if isinstance(first, str) else ""
-    lacking = checkpoint_geometry.lacks(config, architecture)
+    lacking = geometry.lacks(config, architecture)
     if lacking:
         raise unreadable(f"{model}: its config.json lacks {lacking}: nothing can be planned for it", _REPAIR)
-    quantization = checkpoint_tensors.config_quantization(config) or separate_quantization
+    problem = consistency.unusable_config(config, architecture)
+    quantization = tensors.config_quantization(config) or separate_quantization
+    if found is not None and problem is None:
+        problem = consistency.contradiction(config, architecture, quantization, found)
+    if problem:
+        raise unreadable(f"{model}: its config.json {problem}", "give a directory whose files belong together")
     if found is not None:
         groups = tuple(Group(name, dtype, shape, n, size) for (name, dtype, shape), (n, size) in found.counts.items())
     else:
-        geometry = checkpoint_geometry.of(config, architecture)
+        shape = geometry.of(config, architecture)
         groups = tuple(
-            Group(t.name, t.dtype, t.shape, t.copies, prod(t.shape) * checkpoint_tensors.ITEMSIZE[t.dtype])
-            for t in checkpoint_tensors.generate(geometry, quantization)
+            Group(t.name, t.dtype, t.shape, t.copies, prod(t.shape) * tensors.ITEMSIZE[t.dtype])
+            for t in tensors.generate(shape, quantization)
         )
     return Checkpoint(model, revision, path, config, architecture, groups, found is None, quantization)
 
 
 def read_json(path: Path, fix: str) -> dict[str, Any]:
-    """A JSON object from a file. Raises Stop (66) with one line."""
+    """Return the JSON object in a file. Raises Stop (66), with ``fix`` as the next step when it cannot be read."""
     try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise unreadable(f"{path} is larger than any configuration", _REPAIR)
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(f"{path} cannot be read: {error.strerror}", fix) from None

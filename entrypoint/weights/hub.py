@@ -1,4 +1,4 @@
-"""The hub client's environment: where its cache is, who we are there, and what the download child gets."""
+"""The hub as this run uses it: its cache, endpoint and token, and the environment of the download process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import Stop, config_rejected, unreadable
 from ..host import mounts
+from ..scrub import HUB_TOKENS, Scrubber
 
 if TYPE_CHECKING:
     from ..config.settings import Loaded
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _FALSE = {"", "0", "OFF", "NO", "FALSE"}
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 # Whole seconds: the client refuses to be imported with anything else.
 _SECONDS = {"HF_HUB_ETAG_TIMEOUT": 15, "HF_HUB_DOWNLOAD_TIMEOUT": 30}
@@ -45,20 +45,19 @@ class Hub:
     endpoint: str
     token: str | None
     environ: Mapping[str, str]
-    notes: tuple[str, ...] = ()
 
     def folder(self, repo: str) -> Path:
+        """Return the folder of ``repo`` in the cache."""
         return self.cache / f"models--{repo.replace('/', '--')}"
 
     def scrub(self, text: str) -> str:
-        """One line without the token, or anything that looks like one."""
-        if self.token:
-            text = text.replace(self.token, "***")
-        return " ".join(re.sub(r"hf_[A-Za-z0-9]{6,}", "***", text).split())
+        """Return ``text`` as one line without the token, or anything that looks like one."""
+        return " ".join(Scrubber((self.token,))(text).split())
 
 
 def read(loaded: Loaded, environ: Mapping[str, str]) -> Hub:
-    """Raises Stop (78) for a value that the hub client would misread or die of."""
+    """Return the hub that ``environ``, else the preset, names. Raises Stop (78) for a value that the hub client would
+    misread or die of."""
     env = {**loaded.environment, **environ}
     offline = loaded.settings.offline
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -83,8 +82,9 @@ def read(loaded: Loaded, environ: Mapping[str, str]) -> Hub:
 
 
 def child_environ(hub: Hub, *, xet: bool) -> dict[str, str]:
-    """What the download child runs with: the caller's environment, capped time-outs, one token, no surprises."""
-    env = {name: value for name, value in hub.environ.items() if name not in _TOKENS}
+    """Return what the download process runs with: the caller's environment, capped time-outs and one token. ``xet``
+    allows the Xet protocol."""
+    env = {name: value for name, value in hub.environ.items() if name not in HUB_TOKENS}
     for name, value in _CHILD.items():
         env.setdefault(name, value)
     for name, seconds in _SECONDS.items():
@@ -121,7 +121,7 @@ def _path(text: str) -> Path:
 
 def _token(env: Mapping[str, str]) -> str | None:
     """The token as the client would find it, without the line end or byte order mark that editors add."""
-    for name in _TOKENS:
+    for name in HUB_TOKENS:
         if token := _clean(env.get(name, ""), name):
             return token
     given = env.get("HF_TOKEN_PATH", "").strip()
