@@ -96,11 +96,12 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     """Return the end that the others follow from, and its cause. Blocking: it scans thousands of lines."""
     from ..healing.classify import Observed, classify
     from ..healing.root_cause import Candidate, first
+    from ..healing.witness import confirm
 
     def why_ended(finding: NodeEvidence) -> Verdict:
         return classify([finding.alarm or ""], Observed(stage=finding.observed.stage))
 
-    verdicts = {f.node: classify(f.lines, f.observed) if f.own else why_ended(f) for f in findings}
+    verdicts = {f.node: confirm(classify(f.lines, f.observed), f.observed) if f.own else why_ended(f) for f in findings}
     chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
     if chosen is not None:
         return next(f for f in findings if f.node == chosen.node), chosen.verdict

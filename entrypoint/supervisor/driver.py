@@ -187,12 +187,18 @@ class Driver:
         return None
 
     async def _kill(self, number: int) -> None:
-        await self.node.before_kill()
-        if self._active is not None:
-            active, self._failed = self._active, None
-            self._failed = await active.kill()
-            self._active = None
-        self._post(events.TreeGone(number))
+        """Kill the tree and post TreeGone, whatever goes wrong: without it the machine would wait for its deadline."""
+        try:
+            try:
+                await self.node.before_kill()
+            except Exception as error:
+                self._log.error(f"internal error before the engine is killed: {type(error).__name__}: {error}")
+            if self._active is not None:
+                active, self._failed = self._active, None
+                self._failed = await active.kill()
+                self._active = None
+        finally:
+            self._post(events.TreeGone(number))
 
     async def _diagnose(self) -> events.Event:
         failed = self._failed
