@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import unavailable
+from ..errors import EXIT_UNAVAILABLE, Stop
 
 # Imports take ten seconds on a slow disk, each model one more.
 TIMEOUT = 300.0
@@ -50,11 +50,25 @@ class Answer:
         return {"accepted": self.error is None, "error": self.error, "weights_bytes": self.weights}
 
 
+def without(flags: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """``flags`` without ``options`` and their values: those that say how weights are read, of which none are."""
+    kept: list[str] = []
+    dropping = False
+    for word in flags:
+        if word.startswith("--"):
+            dropping = word in options
+        if not dropping:
+            kept.append(word)
+    return tuple(kept)
+
+
 def ask(questions: Sequence[Question], environ: Mapping[str, str]) -> list[Answer]:
     """The answers in order. All questions are about one kind of card. Raises Stop (69) when no engine is installed
     beside this program, or when it does not answer."""
     if importlib.util.find_spec("sglang") is None:
-        raise unavailable("no engine is installed here that could be asked", "install it with ./relaunch install engine")
+        raise _unanswered(
+            "no engine is installed here that could be asked", "install it with ./relaunch install engine"
+        )
     text = json.dumps([vars(question) for question in questions])
     env = {**environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     try:
@@ -68,9 +82,13 @@ def ask(questions: Sequence[Question], environ: Mapping[str, str]) -> list[Answe
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise unavailable("the engine did not answer", "try again when the host is less busy") from None
+        raise _unanswered("the engine did not answer", "try again when the host is less busy") from None
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(answers) != len(questions):
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise unavailable(f"the engine could not be asked: {last[:300]}", "report this with `relaunch report`")
+        raise _unanswered(f"the engine could not be asked: {last[:300]}", "report this with `relaunch report`")
     return [Answer(row["id"], row["error"], row["weights"], row.get("resolved")) for row in answers]
+
+
+def _unanswered(message: str, next_step: str) -> Stop:
+    return Stop("config_rejected", message, next_step, exit_code=EXIT_UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""What relaunch asks a running engine over HTTP. Never used from the control port's probe path."""
+"""The HTTP client of a running engine. Never used from the control port's probe path."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WAITING = frozenset({"sglang:num_running_reqs", "sglang:num_queue_reqs"})
 
 @dataclass(frozen=True)
 class Activity:
-    """``tokens``: sum of all token counters, only its change means something. ``waiting``: requests that run
-    or queue, as the scheduler last reported."""
+    """How busy the engine is. ``tokens``: sum of all token counters, of which only the change means something.
+    ``waiting``: requests that run or queue, as the scheduler last reported."""
 
     tokens: float
     waiting: float
@@ -47,14 +47,15 @@ class EngineClient:
         )
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def server_info(self, timeout: float = 20.0) -> dict[str, Any]:
-        """`/server_info`. Holds the API key: for comparing, never for logging."""
+        """Return `/server_info`. It holds the API key: for comparing, never for logging."""
         return await self._json("GET", "/server_info", timeout)
 
     async def activity(self, timeout: float = 5.0) -> Activity:
-        """Token progress from `/metrics`."""
+        """Return the token counters and the queue from `/metrics`."""
         response = await self._http.get("/metrics", timeout=timeout)
         response.raise_for_status()
         tokens = waiting = 0.0
@@ -67,7 +68,8 @@ class EngineClient:
         return Activity(tokens, waiting)
 
     async def ask(self, body: dict[str, Any], *, embedding: bool, timeout: float) -> dict[str, Any]:
-        """One request that computes: `/encode` or `/generate`."""
+        """Send one request that computes (`/encode` or `/generate`) and return the answer. Raises ValueError for an
+        answer that is no JSON object."""
         return await self._json("POST", "/encode" if embedding else "/generate", timeout, body)
 
     async def _json(self, method: str, path: str, timeout: float, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def _loopback(host: str) -> str:
 
 
 def same_launch(info: dict[str, Any], model_path: str, port: int) -> str | None:
-    """None when `/server_info` is about the engine that we launched, else what differs."""
+    """Return None when `/server_info` is about the engine that we launched, else what differs."""
     if str(info.get("model_path")) != model_path:
         return f"the server on port {port} serves {info.get('model_path')}, not {model_path}"
     if info.get("port") != port:

@@ -73,7 +73,7 @@ class Reading:
     max_running_requests, context_length and chunked_prefill_size. graph_bytes is the rank's sum so far."""
 
     name: str
-    bytes: float
+    value: float
     rank: int | None
 
 

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from ..config.schema import SECRETS
 from ..config.settings import Loaded
 from ..control import app as control
 from ..control.metrics import CONTENT_TYPE
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
 from ..host import ports
+from ..scrub import from_environment
 from ..supervisor.logs import Log
 from . import app, members, probe, replicas
 from .members import Member
@@ -261,7 +263,7 @@ def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
     import uvloop
 
     settings = loaded.settings
-    log = Log(settings.log_level, settings.log_format)
+    log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
 
         async def main() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..config.schema import Settings
 from ..engine.lines import strip_ansi
-from ..engine.process import die_with_parent
+from ..host.parent_death import tied_to_parent
 from ..supervisor.logs import Log
 from .probe import get
 
@@ -129,14 +129,13 @@ class Router:
         self._metrics_port = _free_port()
         given = arguments(self._settings, self.address, self._key, self._metrics_port)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "entrypoint.gateway.child"),
+            *tied_to_parent([sys.executable, "-P", "-m", "entrypoint.gateway.child"]),
             env=environment(self._environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=1 << 20,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
         self._process = process
         assert process.stdin is not None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..plan import Plan
-from ..supervisor.single_node import Refusal
+from ..supervisor.node import Refusal
 from .messages import Answer, End, Outcome, Report
 
 

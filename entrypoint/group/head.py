@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,13 +15,14 @@ from ..config.settings import Loaded
 from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..healing import machine
+from ..healing import events
 from ..host.inventory import Gpu, Inventory
 from ..plan import Change
-from ..supervisor.diagnosis import Diagnosis, FailedRun, NodeEvidence
-from ..supervisor.launch import Launch, Prepared
+from ..supervisor.diagnosis import Conclusion
+from ..supervisor.evidence import FailedRun, NodeEvidence
+from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
-from ..supervisor.single_node import Refusal, SingleNode
+from ..supervisor.node import Node, NodeContext, Refusal
 from .coordinator import Coordinator, HeardEnd, Rejected
 from .identity import identity
 from .messages import NEVER, Outcome, answer_to, report_from
@@ -35,21 +35,14 @@ END_PATIENCE = 45.0
 FAREWELL_SECONDS = 3.0
 
 
-class Head(SingleNode):
-    """``on_alarm`` tells the supervisor why a run is about to end; ``on_wait`` whom a start waits for."""
+class Head(Node):
+    """Node 0: its control port is where the workers report."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        diagnosis: Diagnosis,
-        loaded: Loaded,
-        on_alarm: Callable[[Alarm], None],
-        on_wait: Callable[[str | None], None],
-    ) -> None:
-        super().__init__(launch, diagnosis)
-        settings = loaded.settings
+    def __init__(self, context: NodeContext) -> None:
+        super().__init__(context)
+        settings = context.loaded.settings
         self._authority = Coordinator(settings.nnodes, settings.hang_timeout, uuid.uuid4().hex)
-        self._on_alarm, self._on_wait = on_alarm, on_wait
+        self._on_alarm, self._on_wait = context.on_alarm, context.on_wait
         self._run: Run | None = None
         self._leaving = asyncio.Event()  # a worker says that it is being stopped
         self.endpoint = self._report
@@ -75,7 +68,7 @@ class Head(SingleNode):
             self._leaving.set()
         return Response(answer_to(answer), media_type="application/json")
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         mine = identity(prepared)
         while True:
             try:
@@ -86,7 +79,7 @@ class Head(SingleNode):
                 self._on_wait(None)
             group = replace(prepared, inventory=self._common(prepared.inventory))
             planned = await self.launch.plan(group, changes)
-            if planned.plan is None or not planned.plan.feasible:
+            if not planned.plan.feasible:
                 break
             if not self._missing(mine):  # planning takes its time
                 self._authority.begin(planned.plan)
@@ -123,39 +116,39 @@ class Head(SingleNode):
 
         return replace(box, gpus=tuple(least(place, gpu) for place, gpu in enumerate(box.gpus)))
 
-    def spawned(self, run: Run) -> None:
+    def on_spawn(self, run: Run) -> None:
         self._run = run
 
-    async def watch(self, run: Run) -> machine.Event:
+    async def watch(self, run: Run) -> events.Event:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), LOOK_EVERY)
             self._leaving.clear()
             if self._authority.running and self._authority.leaving():
-                return machine.RestartRequested(at_once=True)
+                return events.RestartRequested(at_once=True)
             reason = self._authority.lost(time.monotonic())
             if reason:
                 self._on_alarm(Alarm(reason, group=True))
-                return machine.Unhealthy(run.number, reason)
+                return events.Unhealthy(run.number, reason)
 
-    def quiet(self) -> float:
+    def seconds_since_peer_progress(self) -> float:
         now = time.monotonic()
         return min((member.quiet(now) for member in self._authority.members.values()), default=NEVER)
 
-    def ready(self) -> None:
+    def on_ready(self) -> None:
         self._authority.ready = True
 
-    def mark_failing(self) -> None:
+    async def before_kill(self) -> None:
         self._authority.end()
 
-    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> machine.Diagnosed:
+    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> Conclusion:
         began = time.monotonic()
         while self._authority.owing(time.monotonic()) and time.monotonic() - began < END_PATIENCE:
             await asyncio.sleep(LOOK_EVERY / 4)
         others = [_finding(rank, heard) for rank, heard in self._authority.ends.items()]
         others += [_vanished(rank, *gone, failed) for rank, gone in self._authority.vanished(time.monotonic()).items()]
-        found = await self.diagnosis.examine(failed, loaded, others)
-        told = self.diagnosis
+        conclusion = await self.diagnosis.diagnose(failed, loaded, others)
+        found, recovery = conclusion.diagnosed, conclusion.recovery
         self._authority.conclude(
             Outcome(
                 found.cause,
@@ -163,23 +156,23 @@ class Head(SingleNode):
                 found.next_step,
                 found.exit_code,
                 found.retry,
-                told.node,
-                told.repair,
-                told.clear_jit_cache,
-                told.wait_for_memory,
+                conclusion.node,
+                recovery.repair,
+                recovery.clear_jit_cache,
+                recovery.wait_for_memory,
             )
         )
-        if told.node != 0:
-            told.repair = None  # that node's to do
-        return found
+        if conclusion.node != 0:  # the files are that node's to repair
+            conclusion = replace(conclusion, recovery=replace(recovery, repair=None))
+        return conclusion
 
-    def recovering(self) -> None:
+    def on_recovering(self) -> None:
         self._authority.conclude_planned()
 
-    def gave_up(self, refusal: Refusal) -> None:
+    def on_gave_up(self, refusal: Refusal) -> None:
         self._authority.give_up(refusal)
 
-    async def farewell(self) -> None:
+    async def on_exit(self) -> None:
         self._authority.end()  # begun, and stopped before anything was spawned here
         began = time.monotonic()
         while self._authority.untold(time.monotonic()) and time.monotonic() - began < FAREWELL_SECONDS:

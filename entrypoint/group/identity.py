@@ -8,14 +8,14 @@ import json
 from .. import __version__
 from ..config import engine_flags
 from ..host.inventory import Inventory
-from ..supervisor.launch import Prepared
+from ..supervisor.launch import PreparedLaunch
 from .messages import Card
 
 # Each node's engine reads these from its own environment, and what they say of the stages must fit together.
 _STAGES = ("SGLANG_PP_LAYER_PARTITION", "SGLANG_ENABLE_PP_SPEC")
 
 
-def identity(prepared: Prepared) -> dict[str, str]:
+def identity(prepared: PreparedLaunch) -> dict[str, str]:
     """Names as an operator reads them in a refusal. The model is told by its configuration and its size: the path to
     it may differ."""
     settings, checkpoint = prepared.loaded.settings, prepared.checkpoint

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from ..plan import Plan
-from ..supervisor.single_node import Refusal
+from ..supervisor.node import Refusal
 
 # Seconds, where there is nothing to count from: JSON knows no infinity.
 NEVER = 1e9

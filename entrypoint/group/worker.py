@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..config.settings import Loaded
 from ..engine.run import Run
 from ..errors import Stop, config_rejected
-from ..healing import machine
+from ..healing import events
 from ..plan import Change
-from ..supervisor.diagnosis import Diagnosis, FailedRun
-from ..supervisor.launch import Launch, Prepared
+from ..supervisor.diagnosis import Conclusion
+from ..supervisor.evidence import FailedRun, collect
+from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
-from ..supervisor.single_node import Refusal, SingleNode
+from ..supervisor.node import Node, NodeContext, Refusal
+from ..supervisor.recovery import Recovery
 from . import address
 from .identity import cards, identity
 from .messages import NEVER, Answer, Card, End, Outcome, Report, Standing, answer_from, report_to
@@ -34,24 +36,16 @@ PARTING_SECONDS = 1.0
 MOST_CHARS = 4 << 20
 
 
-class Worker(SingleNode):
-    """``post`` sends events to the supervisor's loop; the other callbacks are as in `head.py`."""
+class Worker(Node):
+    """Any node but node 0: reports to the head and does what it answers."""
 
-    follows = True
+    is_worker = True
 
-    def __init__(
-        self,
-        launch: Launch,
-        diagnosis: Diagnosis,
-        loaded: Loaded,
-        post: Callable[[machine.Event], None],
-        on_alarm: Callable[[Alarm], None],
-        on_wait: Callable[[str | None], None],
-    ) -> None:
-        super().__init__(launch, diagnosis)
-        self._settings = loaded.settings
-        self._post, self._on_alarm, self._on_wait = post, on_alarm, on_wait
-        self._head = address.head_address(loaded.settings)
+    def __init__(self, context: NodeContext) -> None:
+        super().__init__(context)
+        self._settings = context.loaded.settings
+        self._post, self._on_alarm, self._on_wait = context.post, context.on_alarm, context.on_wait
+        self._head = address.head_address(self._settings)
         self._life, self._host = uuid.uuid4().hex, address.host_name()
         self._standing: Standing = "preparing"
         self._epoch: str | None = None
@@ -73,7 +67,7 @@ class Worker(SingleNode):
 
     # -- the link ----------------------------------------------------------------------------------------------
 
-    async def link(self) -> machine.Event:
+    async def link(self) -> None:
         import httpx
 
         wait = min(5.0, self._settings.hang_timeout / 3)
@@ -87,7 +81,7 @@ class Worker(SingleNode):
                 except Stop as stop:
                     self._barred = stop
                     self._beat.set()
-                    return await super().link()
+                    return
                 except Exception as error:  # whatever it is: without the link this node would wait for ever
                     self._silence = self._line(f"{type(error).__name__}: {error}")
                 self._beat.set()
@@ -151,10 +145,10 @@ class Worker(SingleNode):
         refusal = answer.refusal if answer.order == "over" else None
         self._over = self._over or refusal is not None
         if refusal is not None and self._standing == "preparing":
-            self._post(machine.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
+            self._post(events.Refused(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code))
         run = self._run
         if answer.order == "run" and answer.ready and run is not None and answer.epoch == self._epoch:
-            self._post(machine.FiredUp(run.number))  # which says nothing new once this node is READY
+            self._post(events.FiredUp(run.number))  # which says nothing new once this node is READY
 
     async def _next(self) -> Answer | None:
         """The answer to the next beat; None when there was none. Raises Stop once the head has refused us."""
@@ -167,10 +161,10 @@ class Worker(SingleNode):
 
     # -- what the supervisor asks ------------------------------------------------------------------------------
 
-    def preparing(self) -> None:
+    def on_preparing(self) -> None:
         self._standing, self._epoch, self._end = "preparing", None, None
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         self._identity, self._cards = identity(prepared), cards(prepared.inventory)
         self._standing, self._epoch, self._end, self._run = "waiting", None, None, None
         try:
@@ -187,16 +181,16 @@ class Worker(SingleNode):
         finally:
             self._on_wait(None)
 
-    def spawned(self, run: Run) -> None:
+    def on_spawn(self, run: Run) -> None:
         self._run, self._quiet = run, NEVER
 
-    async def watch(self, run: Run) -> machine.Event:
+    async def watch(self, run: Run) -> events.Event:
         while True:
             try:
                 answer = await self._next()
             except Stop as stop:
                 self._on_alarm(Alarm(stop.message, group=True))
-                return machine.Unhealthy(run.number, stop.message)
+                return events.Unhealthy(run.number, stop.message)
             silent = time.monotonic() - self._answered
             reason = None
             if answer is None and silent > self._settings.hang_timeout:
@@ -205,16 +199,16 @@ class Worker(SingleNode):
                 reason = answer.words or "the group is over"
             if reason:
                 self._on_alarm(Alarm(reason, group=True))
-                return machine.Unhealthy(run.number, reason)
+                return events.Unhealthy(run.number, reason)
 
-    def quiet(self) -> float:
+    def seconds_since_peer_progress(self) -> float:
         return self._quiet + time.monotonic() - self._answered
 
-    def leaving(self) -> None:
+    def on_stop_requested(self) -> None:
         self._standing = "leaving"
         self._news.set()
 
-    async def parting(self) -> None:
+    async def before_kill(self) -> None:
         # An engine that is killed for a stop must not look like one that fell.
         await self._heard(PARTING_SECONDS)
 
@@ -227,9 +221,9 @@ class Worker(SingleNode):
                 return
             await asyncio.sleep(0.05)
 
-    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> machine.Diagnosed:
+    async def diagnose(self, failed: FailedRun, loaded: Loaded) -> Conclusion:
         """Say how it ended; hear what follows. Waits for a head that is away."""
-        found = await self.diagnosis.find(failed)
+        found = await collect(failed)
         self._end_at = found.at
         self._end = End(
             0.0,
@@ -246,37 +240,40 @@ class Worker(SingleNode):
             try:
                 answer = await self._next()
             except Stop as stop:
-                return machine.Diagnosed(stop.cause, stop.message, stop.next_step, stop.exit_code, retry=False)
+                return _final(Refusal(stop.cause, stop.message, stop.next_step, stop.exit_code))
             if answer is not None and answer.order == "over" and answer.refusal is not None:
-                refusal = answer.refusal
-                return machine.Diagnosed(
-                    refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False
-                )
+                return _final(answer.refusal)
             if answer is not None and answer.outcome is not None:
                 return self._follow(answer.outcome)
             if answer is None:
                 self._on_wait(f"waiting for the head at {self._head}: {self._silence}")
 
-    def _follow(self, outcome: Outcome) -> machine.Diagnosed:
-        told = self.diagnosis
+    def _follow(self, outcome: Outcome) -> Conclusion:
         self._over = self._over or not outcome.retry
-        told.repair = outcome.repair if outcome.node == self._settings.node_rank else None
-        told.clear_jit_cache, told.wait_for_memory = outcome.clear_jit_cache, outcome.wait_for_memory
-        return machine.Diagnosed(
-            outcome.cause, outcome.reason, outcome.next_step, outcome.exit_code, retry=outcome.retry
+        repair = outcome.repair if outcome.node == self._settings.node_rank else None
+        return Conclusion(
+            events.Diagnosed(outcome.cause, outcome.reason, outcome.next_step, outcome.exit_code, outcome.retry),
+            Recovery(repair, outcome.clear_jit_cache, outcome.wait_for_memory),
+            outcome.node,
         )
 
-    def recovering(self) -> None:
+    def on_recovering(self) -> None:
         self._standing, self._end = "preparing", None
 
-    def gave_up(self, refusal: Refusal) -> None:
+    def on_gave_up(self, refusal: Refusal) -> None:
         # What came from the head is not ours: a head that returns must not give up over it again.
         self._standing, self._refusal = "gave_up", None if self._over else refusal
         self._news.set()
 
-    async def farewell(self) -> None:
+    async def on_exit(self) -> None:
         if not self._over:
             await self._heard(PARTING_SECONDS if self._standing == "leaving" else FAREWELL_SECONDS)
+
+
+def _final(refusal: Refusal) -> Conclusion:
+    """No restart: the head refused this node, or gave up for all."""
+    over = events.Diagnosed(refusal.cause, refusal.reason, refusal.next_step, refusal.exit_code, retry=False)
+    return Conclusion(over, Recovery())
 
 
 def _fitting(lines: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from .causes import catalogue
@@ -39,7 +38,7 @@ class Observed:
     gpus_missing: bool = False
     hang: Literal["startup", "serving"] | None = None
     compiler_running: bool = False
-    canary: Literal["nan", "degenerate", "silent"] | None = None
+    canary: Literal["nan", "degenerate"] | None = None
     stage: str | None = None
     stop_requested: bool = False
     stopped: bool = False
@@ -158,8 +157,6 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
         hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
         cause = catalogue().resolve("stall", hung_in)
         return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
-    if observed.canary == "silent" and not strong:
-        return "hang_serving", stage, 0.85, "the canary got no answer"
     if best is not None and best.score > 24:
         return None
     return _from_exit(stage, best, observed)
@@ -226,10 +223,3 @@ def _verdict(
         numbers,
         tuple(boot.files),
     )
-
-
-def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
-    """The verdict over a file of any size; see `explain.py`. Raises Stop (66) when it cannot be read."""
-    from .explain import explain_file as explain
-
-    return explain(path, observed)

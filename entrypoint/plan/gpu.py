@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoint import geometry
 from ..checkpoint.quantization import method
-from ..host.inventory import Gpu, Inventory
+from ..host.inventory import PLAN_ELSEWHERE, Gpu, Inventory
 from ..units import format_bytes
 from . import kernel_limits, kernels, kv, layout, memory, memory_reasons, nodes, pipeline, shapes, solve, warnings
 from .alternatives import alternatives
@@ -62,7 +62,7 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     )
     if not gpus:
         if not run.reasons:
-            run.refuse(Infeasibility("the box has no GPU", ({"device": "cpu"},)))
+            run.refuse(Infeasibility(f"the box has no GPU ({PLAN_ELSEWHERE})", ({"device": "cpu"},)))
         return _plan(run, chosen, case, None), run.reasons
     case, result = fit(run, case)
     _decide_memory(run, case, result)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import kv_dtype, method
 from .constraints import Constraints
 from .decision_log import DecisionLog

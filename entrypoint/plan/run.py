@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.model import Checkpoint
 from ..config.schema import PREFIX
 from ..host.inventory import Inventory
 from .command_line import CommandLine

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
 
 # Rows of scales that the NVFP4 kernels' swizzled layout takes at a time (layers/quantization/utils.py).

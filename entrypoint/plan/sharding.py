@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from ..checkpoint.checkpoint import Group
 from ..checkpoint.engine_models import heads_everywhere
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Group
 
 
 @dataclass(frozen=True)

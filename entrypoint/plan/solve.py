@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
 from ..host.inventory import Gpu
 from ..units import format_bytes

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoint import engine_models
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..config import engine_flags
 from ..host.inventory import Gpu
 from ..units import GIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.model import Checkpoint
 from ..config.schema import RECORDS
 from ..config.settings import Loaded
 from ..host.inventory import Inventory

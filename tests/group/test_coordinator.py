@@ -23,7 +23,8 @@ from entrypoint.group.messages import (
 from entrypoint.healing.classify import Observed, classify
 from entrypoint.healing.root_cause import Candidate, first
 from entrypoint.plan import Plan
-from entrypoint.supervisor.diagnosis import Diagnosis, NodeEvidence
+from entrypoint.supervisor.diagnosis import root_cause
+from entrypoint.supervisor.evidence import NodeEvidence
 
 PLAN: Any = Plan(
     feasible=True,
@@ -249,7 +250,7 @@ def test_a_node_that_followed_is_judged_by_why_it_did_not_by_its_log() -> None:
         return NodeEvidence(node, at, own, (line,), Observed(stage="serving"), None, alarm, {}, {})
 
     felt = finding(0, 9.0, True, NCCL, None)
-    found, verdict = Diagnosis._first((felt, finding(1, 8.0, False, KILLED, SILENT)))
+    found, verdict = root_cause((felt, finding(1, 8.0, False, KILLED, SILENT)))
     assert (found.node, verdict.cause) == (1, "node_lost")
-    found, verdict = Diagnosis._first((felt, finding(1, 9.3, False, KILLED, SILENT)))
+    found, verdict = root_cause((felt, finding(1, 9.3, False, KILLED, SILENT)))
     assert (found.node, verdict.cause) == (0, "nccl_error")

@@ -19,9 +19,10 @@ from entrypoint.group import address, head, identity
 from entrypoint.group import worker as follower
 from entrypoint.group.coordinator import Coordinator, HeardEnd, Member, Rejected
 from entrypoint.group.messages import Answer, End, Refusal, Report
-from entrypoint.healing import machine
+from entrypoint.healing import events
 from entrypoint.healing.classify import classify
 from entrypoint.host import ports
+from entrypoint.supervisor.node import NodeContext
 
 TOKEN = "sésame öffne-dich à"
 
@@ -46,12 +47,13 @@ class Pair:
     """A worker and a head, in one process. ``posted``: events of the worker; ``waits``: what it says it waits for."""
 
     def __init__(self, port: int, **given: Any) -> None:
-        self.posted: list[machine.Event] = []
+        self.posted: list[events.Event] = []
         self.waits: list[str | None] = []
         loaded = cast(Any, SimpleNamespace(settings=settings(group_head=f"127.0.0.1:{port}", **given)))
         none = cast(Any, None)
-        self.head = head.Head(none, none, cast(Any, SimpleNamespace(settings=settings())), print, print)
-        self.worker = follower.Worker(none, none, loaded, self.posted.append, print, self.waits.append)
+        at_head = cast(Any, SimpleNamespace(settings=settings()))
+        self.head = head.Head(NodeContext(at_head, none, none, print, print, print))
+        self.worker = follower.Worker(NodeContext(loaded, none, none, self.posted.append, print, self.waits.append))
 
     @property
     def heard(self) -> Report | None:
@@ -140,22 +142,22 @@ async def test_a_node_that_is_stopped_says_so_before_it_goes(monkeypatch: pytest
     monkeypatch.setattr(follower, "BEAT", 60.0)
     async with linked() as pair:
         await until(lambda: pair.heard)
-        pair.worker.leaving()
-        await pair.worker.parting()
+        pair.worker.on_stop_requested()
+        await pair.worker.before_kill()
         assert pair.heard is not None and pair.heard.standing == "leaving"
-        await pair.worker.farewell()
+        await pair.worker.on_exit()
 
 
 async def test_a_stop_does_not_wait_for_a_head_that_is_away() -> None:
     none = cast(Any, None)
     loaded = cast(Any, SimpleNamespace(settings=settings(group_head="127.0.0.1:1")))
-    worker = follower.Worker(none, none, loaded, print, print, print)
+    worker = follower.Worker(NodeContext(loaded, none, none, print, print, print))
     link = asyncio.create_task(worker.link())
     await worker._next()
-    worker.leaving()
+    worker.on_stop_requested()
     began = time.monotonic()
-    await worker.parting()
-    await worker.farewell()
+    await worker.before_kill()
+    await worker.on_exit()
     assert time.monotonic() - began < follower.PARTING_SECONDS / 2
     link.cancel()
 
@@ -164,11 +166,11 @@ async def test_a_worker_knows_how_long_all_others_were_quiet() -> None:
     """Whatever the moment at which it asks: between two beats too."""
     async with linked() as pair:
         worker = pair.worker
-        worker.spawned(cast(Any, SimpleNamespace(number=1, active=time.monotonic())))
+        worker.on_spawn(cast(Any, SimpleNamespace(number=1, active=time.monotonic())))
         worker._take(Answer("run", "e", quiet=3.0))
         worker._answered = time.monotonic()
         worker._answer = None  # as while the next beat is awaited
-        assert 3.0 <= worker.quiet() < 3.5
+        assert 3.0 <= worker.seconds_since_peer_progress() < 3.5
 
 
 def test_progress_told_long_ago_is_old() -> None:
@@ -181,10 +183,10 @@ async def test_a_verdict_of_the_head_is_not_held_against_the_next_head() -> None
     over = Refusal("killed", "r", "n", 70)
     async with linked(node_rank=1) as pair:
         await until(lambda: pair.heard)
-        pair.head.gave_up(over)
+        pair.head.on_gave_up(over)
         await until(lambda: pair.posted)
-        assert pair.posted[0] == machine.Refused("killed", "r", "n", 70)
-        pair.worker.gave_up(over)
+        assert pair.posted[0] == events.Refused("killed", "r", "n", 70)
+        pair.worker.on_gave_up(over)
         await until(lambda: pair.heard is not None and pair.heard.standing == "gave_up")
         authority = pair.head._authority
         assert authority.refused() is None
@@ -195,8 +197,8 @@ async def test_a_verdict_of_its_own_is_told_to_the_head() -> None:
     async with linked() as pair:
         await until(lambda: pair.heard)
         own = Refusal("disk_full", "r", "n", 73)
-        pair.worker.gave_up(own)
-        await pair.worker.farewell()
+        pair.worker.on_gave_up(own)
+        await pair.worker.on_exit()
         found = pair.head._authority.refused()
         assert found is not None and found[1] == own
 
