@@ -116,16 +116,7 @@ def _judge(run: PlannerRun) -> None:
         run.refuse(Infeasibility(text, ({"attention_backend": None},)))
     if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
         run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
-    refusals = list(_refusals(run, int(log.value("max_total_tokens"))))
-    run.refuse(*refusals)
-    if not refusals and run.checkpoint.architecture not in RUNS_ON_CPU and "device" not in run.constraints.pinned:
-        run.refuse(
-            Infeasibility(
-                f"no GPU is seen, and {run.checkpoint.architecture or 'this architecture'} was not seen to run on "
-                "sglang's CPU engine",
-                ({"device": "cpu"},),
-            )
-        )
+    run.refuse(*_refusals(run, int(log.value("max_total_tokens"))))
     if run.checkpoint.architecture not in RUNS_ON_CPU:
         run.warnings.append(
             f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "

@@ -116,7 +116,13 @@ _BESIDE: dict[str, tuple[str, ...]] = {
 def quantization(constraints: Constraints, own: str, sm: int) -> Iterator[Infeasibility]:
     """A method that this GPU is too old for, or that is not the checkpoint's. ``own``: the checkpoint's method."""
     asked = constraints.value("quantization")
-    if asked and own and asked not in (own, "auto", "unquant", *_BESIDE.get(own, ())):
+    # A ModelOpt checkpoint overrides whatever was asked for (modelopt_quant.py:override_quantization_method).
+    if (
+        asked
+        and own
+        and not own.startswith("modelopt")
+        and asked not in (own, "auto", "unquant", *_BESIDE.get(own, ()))
+    ):
         yield Infeasibility(
             f"QUANTIZATION={asked}, and the checkpoint is {own}: the engine refuses any other method",
             ({"quantization": None},),
