@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from .causes import catalogue
@@ -226,10 +225,3 @@ def _verdict(
         numbers,
         tuple(boot.files),
     )
-
-
-def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
-    """The verdict over a file of any size; see `explain.py`. Raises Stop (66) when it cannot be read."""
-    from .explain import explain_file as explain
-
-    return explain(path, observed)
