@@ -98,3 +98,12 @@ def test_a_card_without_room_for_the_rule_of_thumb_still_serves_a_few_requests()
     planned = make("llama-8b", rtx(1, total=19 * GIB))
     assert planned.feasible and planned.max_total_tokens and planned.max_running_requests
     assert planned.max_running_requests <= 4
+
+
+def test_pools_that_the_host_cannot_pin_are_refused() -> None:
+    small = replace(rtx(8), host_memory_bytes=256 * GIB)
+    asked = "--enable-hierarchical-cache --hicache-size 64"
+    planned = make("llama-8b", small, ENGINE_ARGS=asked)
+    assert not planned.feasible and planned.reasons[0].startswith("--hicache-size: 8 ranks pin")
+    fine = make("llama-8b", rtx(8), ENGINE_ARGS=asked)
+    assert fine.feasible and fine.host == {"memory_bytes": 1 << 40, "pools_bytes": 8 * 64 * 10**9}
