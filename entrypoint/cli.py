@@ -114,7 +114,10 @@ def _parser() -> _Parser:
     gateway.add_argument("--check", action="store_true", help="read the settings and refuse bad ones; start nothing")
     waiting = verb("wait", _wait, "until the model is served, saying where the start stands", with_json=False)
     waiting.add_argument("--installing", type=Path, help=argparse.SUPPRESS)
-    verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
+    plan = verb(
+        "plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing"
+    )
+    plan.add_argument("--engine", action="store_true", help="ask the installed engine whether it accepts the plan")
     weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
@@ -194,7 +197,11 @@ def _test(_: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from .supervisor.planning import plan_document
 
-    document, code = plan_document(os.environ, lambda text: print(f"relaunch: {text}", file=sys.stderr, flush=True))
+    document, code = plan_document(
+        os.environ,
+        lambda text: print(f"relaunch: {text}", file=sys.stderr, flush=True),
+        ask_engine=arguments.engine,
+    )
     if arguments.json:
         _print(document)
     else:

@@ -193,7 +193,9 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         kv_heads=min(heads, whole(text, "num_key_value_heads", "num_kv_heads", default=heads)),
         head_dim=head_dim,
         v_head_dim=whole(text, "v_head_dim", default=head_dim),
-        intermediate=whole(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        intermediate=whole(
+            text, "intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden
+        ),
         vocab=whole(text, "vocab_size", default=32000),
         max_position=max_position(text),
         rotary_dim=rope if kv_lora else whole(text, "rotary_dim", default=int(head_dim * partial)),
@@ -281,7 +283,8 @@ def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
     """Layers whose MLP is a mixture (deepseek_v2.py, qwen3_moe.py, glm4_moe.py)."""
     first = int(number(text.get("first_k_dense_replace"), 0))
     every = int(number(text.get("moe_layer_freq"), 1)) or 1
-    step = int(number(text.get("decoder_sparse_step"), 1)) or 1
+    # interleave_moe_layer_step: models/llama4.py
+    step = int(number(text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step"), 1)) or 1
     dense = text.get("mlp_only_layers")
     only = {x for x in dense if isinstance(x, int)} if isinstance(dense, list) else set()
     return frozenset(i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only)

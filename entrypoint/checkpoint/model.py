@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unreadable
-from . import consistency, geometry, shards, tensors
+from . import consistency, engine_models, geometry, shards, tensors
 from .safetensors import TensorGroups
 
 LARGEST_JSON = 64 << 20
@@ -87,6 +87,7 @@ def assemble(
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     architecture = first if isinstance(first, str) else ""
+    config = engine_models.completed(config)
     lacking = geometry.lacks(config, architecture)
     if lacking:
         raise unreadable(f"{model}: its config.json lacks {lacking}: nothing can be planned for it", _REPAIR)

@@ -258,7 +258,14 @@ class Scanner:
         return self.boots[-1]
 
     def feed(self, number: int, raw: str) -> None:
-        raw = raw[:LONGEST]
+        if len(raw) > LONGEST:
+            self._feed(number, raw[:LONGEST])
+            if not is_configuration(unwrap(raw[:400]).text):
+                self._feed(number, raw[LONGEST:][-LONGEST:])
+        else:
+            self._feed(number, raw)
+
+    def _feed(self, number: int, raw: str) -> None:
         if not raw or raw.isspace():
             return
         self.lines += 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..checkpoint import engine_models
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
+from ..config import engine_flags
 from ..host.inventory import Gpu
 from ..units import GIB
 from . import nodes, pipeline, solve
@@ -16,13 +18,14 @@ from .plan import VISIBLE, Infeasibility
 from .run import PlannerRun
 from .sharding import Parallel
 
+# A pool below this many tokens is said to be small.
+WORTHWHILE = 8192
 # Flags that move memory in ways that no term here follows.
 UNACCOUNTED = (
     "speculative_algorithm",
     "cpu_offload_gb",
     "enable_symm_mem",
     "moe_a2a_backend",
-    "dp_size",
     "dcp_size",
     "enable_lora",
     "lora_paths",
@@ -71,6 +74,17 @@ def too_old(gpus: tuple[Gpu, ...]) -> Infeasibility | None:
         return None
     names = ", ".join(f"GPU {gpu.index} ({gpu.name}, SM {gpu.sm})" for gpu in found[:3])
     return Infeasibility(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
+
+
+def unknown_class(checkpoint: Checkpoint) -> Infeasibility | None:
+    """An architecture that neither the engine nor transformers has a class for (models/registry.py)."""
+    architecture = checkpoint.architecture
+    if engine_models.serves(architecture) or checkpoint.config.get("auto_map"):
+        return None  # a class that the checkpoint brings along is the engine's to judge
+    return Infeasibility(
+        f"{architecture} is no class that sglang {engine_flags.engine_version()} or its transformers has: it cannot be "
+        "served by this engine"
+    )
 
 
 def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
@@ -160,6 +174,13 @@ def account(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult)
         found.append(
             f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}"
         )
+    if case.parallel.dp > 1:
+        found.append(
+            f"each of the {case.parallel.dp} attention groups has a pool of its own: {result.tokens} tokens are those "
+            f"of one group"
+        )
+    if 0 < result.tokens < WORTHWHILE <= run.derived:
+        found.append(f"the pool holds {result.tokens} tokens: one request, or a few short ones")
     context, requests = case.load.context, case.load.requests
     if (
         run.constraints.is_user_set("context_length")

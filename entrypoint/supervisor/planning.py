@@ -13,16 +13,18 @@ from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
 from ..host import inventory
+from ..plan import Plan
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
 from .loader_options import with_loader_options
 
 
 def plan_document(
-    environ: Mapping[str, str], on_note: Callable[[str], object] | None = None
+    environ: Mapping[str, str], on_note: Callable[[str], object] | None = None, *, ask_engine: bool = False
 ) -> tuple[dict[str, Any], int]:
     """Return the plan document and the exit code (0, or 78 when infeasible). ``on_note`` gets a line about what is read
-    from the hub. Raises Stop."""
+    from the hub. ``ask_engine``: the installed engine is asked whether it accepts the plan, and its refusal makes the
+    plan infeasible. Raises Stop."""
     loaded = loading.load(environ)
     box = inventory.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
@@ -32,7 +34,32 @@ def plan_document(
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
     built = command.build(loaded, box, plan, model_path, environ)
-    return plan.document(list(built.argv), built.env), EXIT_OK if plan.feasible else EXIT_CONFIG
+    document = plan.document(list(built.argv), built.env)
+    if ask_engine and plan.feasible and plan.device == "cuda":
+        _add_answer(document, plan, str(model_path), environ)
+    return document, EXIT_OK if document["feasible"] else EXIT_CONFIG
+
+
+def _add_answer(document: dict[str, Any], plan: Plan, model: str, environ: Mapping[str, str]) -> None:
+    """What the installed engine says of ``plan``, as ``engine_answer``; its refusal as a reason."""
+    from ..engine import acceptance
+
+    card = plan.gpus[0]
+    ours = ("--load-format", "--model-loader-extra-config", "--served-model-name")
+    question = acceptance.Question(
+        id=model,
+        model=model,
+        flags=acceptance.without(plan.flags, ours),
+        sm=min(int(gpu["sm"]) for gpu in plan.gpus),
+        name=str(card["name"]),
+        mem_mib=min(int(gpu["total_bytes"]) for gpu in plan.gpus) >> 20,
+        gpus=len(plan.gpus),
+    )
+    answer = acceptance.ask([question], environ)[0]
+    document["engine_answer"] = answer.document()
+    if answer.error:
+        document["feasible"] = False
+        document["reasons"] = (*document["reasons"], f"the engine itself refuses this plan: {answer.error}")
 
 
 def _checkpoint(
