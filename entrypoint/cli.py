@@ -276,10 +276,10 @@ def _history(arguments: argparse.Namespace) -> int:
     from .state.post_mortems import history
 
     state_dir = loading.load().settings.state_dir
-    if os.path.lexists(state_dir):
-        os.scandir(state_dir).close()  # one that may not be read is not an empty one
     if state_dir.exists() and not state_dir.is_dir():
         raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
+    if os.path.lexists(state_dir):
+        os.scandir(state_dir).close()  # one that may not be read is not an empty one
     document = history(state_dir)
     if arguments.json:
         _print(document)

@@ -52,9 +52,9 @@ class Stop(Exception):
         self.exit_code = exit_code if exit_code is not None else EXIT_BY_CAUSE.get(cause, EXIT_CONFIG)
 
     def line(self) -> str:
-        """Return the whole refusal as one line."""
+        """Return the whole refusal as one line that a terminal only shows: names in it may come from a checkpoint."""
         text = f"{self.message}; {self.next_step}" if self.next_step else self.message
-        return " ".join(text.split())
+        return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def config_rejected(message: str, next_step: str = "") -> Stop:

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..host.gpu_load import Gpus
+from .server import KnownHosts
 from .snapshot import snapshot
 from .status import Status
 from .stream import Stream
@@ -60,6 +61,8 @@ def build(
     if group is not None and token is not None:
         routes.append(Route("/group", guard(group, token), methods=["POST"]))
     app = Starlette(routes=routes)
+    if token is None:
+        app.add_middleware(KnownHosts)
     app.state.close = port.stream.close
     return app
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import re
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Probes, a scrape and 32 viewers need a tenth of this; each connection costs a descriptor that the watch needs too.
@@ -72,6 +77,37 @@ class BoundedProtocol(H11Protocol):
         self._head_timer = None
         if self.waits:
             self.transport.abort()
+
+
+class KnownHosts:
+    """Refuses requests for a name that somebody else may own, with 421: a page of that name, once its address is
+    changed to this host's, would read the port in an operator's browser. Where a token is asked for it is not needed.
+
+    An address, a name without a dot and this host's own names cannot be an attacker's.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._own = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        if scope["type"] == "http" and not self.knows(Headers(scope=scope).get("host", "")):
+            answer = PlainTextResponse("this host is not known by that name: ask for its address\n", 421)
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def knows(self, header: str) -> bool:
+        """Whether a Host header names this host without doubt. None at all is an old client, no browser."""
+        name = re.sub(r":\d*$", "", header.lower()).strip("[]").rstrip(".")
+        if name in self._own or ("." not in name and re.fullmatch(r"[a-z0-9_-]*", name)):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 class Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from ..config.schema import PREFIX
 from ..config.settings import Loaded
 from ..host.inventory import Inventory
+from ..json_store import write_text
 from ..kernels import kernels
 from ..plan import Plan
 
@@ -37,7 +39,8 @@ DEFAULTS = {
 FORCED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 # What the engine must not inherit. Without byte-code a boot takes 76 to 111 s instead of 34 to 43 s.
-DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET")
+# The token of the hub has no use in an engine that is offline, and every process of it would show it in its environ.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,9 @@ def write_secrets(loaded: Loaded) -> None:
     keys = {"api-key": loaded.settings.api_key, "admin-api-key": loaded.settings.admin_api_key}
     if not any(keys.values()):
         return
-    import json
-
-    path = secrets_file(loaded)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        # JSON strings are YAML strings; the engine wants dash form.
-        file.writelines(f"{flag}: {json.dumps(key)}\n" for flag, key in keys.items() if key)
+    # JSON strings are YAML strings; the engine wants dash form. A new file in place of the old one: its mode is ours,
+    # and a link that somebody planted there is not followed.
+    write_text(secrets_file(loaded), "".join(f"{flag}: {json.dumps(key)}\n" for flag, key in keys.items() if key))
 
 
 def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:

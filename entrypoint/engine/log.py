@@ -27,6 +27,7 @@ __all__ = [
     "StageBegun",
     "StageEnded",
     "TokenActivity",
+    "carries_request",
     "is_configuration",
     "mark_of",
     "strip_ansi",
@@ -165,6 +166,19 @@ _FATAL = re.compile(
 
 
 _REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:")
+
+
+# Where sglang repeats what a client sent without any request logging: constrained/*_backend.py, function_call/*,
+# entrypoints/openai/serving_base.py.
+_ECHO = re.compile(
+    r"^(?:Hit invalid |Model attempted to call|Error in request|Error in detect_and_parse"
+    r"|Error in parse_streaming_increment|Tool call parsing error|Failed to parse|Invalid Inkling)"
+)
+
+
+def carries_request(line: str) -> bool:
+    """Whether a line of the log, with its prefix, repeats what a client sent: it is never kept."""
+    return _REQUEST.search(line[:240]) is not None or _ECHO.match(unwrap(line).text) is not None
 
 
 def is_configuration(text: str) -> bool:

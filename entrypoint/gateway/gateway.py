@@ -213,10 +213,12 @@ class Gateway:
     # -- what the relays ask and tell -------------------------------------------------------------------
 
     def candidates(self, own: Replica) -> Sequence[Replica]:
+        """See `relay.Fleet`."""
         health = {replica: member.health for replica, member in self._members.items()}
         return replicas.candidates(own, health, {r: m.in_flight for r, m in self._members.items()})
 
     def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
+        """See `relay.Fleet`."""
         member = self._members.get(replica)
         if member is None:
             return lambda unanswered: None
@@ -224,6 +226,7 @@ class Gateway:
         return member.closed  # of that member, though another may be behind the same address by then
 
     def unreachable(self, replica: Replica, why: str) -> None:
+        """See `relay.Fleet`."""
         if member := self._members.get(replica):
             member.unreachable += 1
         self._log.debug(f"replica {replica} took no connection: {why}")
@@ -231,6 +234,7 @@ class Gateway:
     # -- what the control port shows --------------------------------------------------------------------
 
     def readyz(self) -> dict[str, Any]:
+        """See `app.Shown`."""
         generation = self._router.generation
         serving = sum(member.serves(generation) for member in self._members.values())
         if self._draining:
@@ -250,10 +254,12 @@ class Gateway:
         }
 
     def document(self) -> dict[str, Any]:
+        """See `app.Shown`."""
         rows = [member.document(self._router.generation) for _, member in sorted(self._members.items())]
         return {"replicas": rows, "router": {"up": self._router.up, "starts": self._router.generation}}
 
     async def metrics(self) -> tuple[bytes, str]:
+        """See `app.Shown`."""
         own = members.metrics(self._members, router_up=self._router.up, generation=self._router.generation)
         return own + await self._router.metrics(), CONTENT_TYPE
 

@@ -44,6 +44,7 @@ class Member:
         return self.health.ready and self.worker is not None and self.generation == generation
 
     def document(self, generation: int) -> dict[str, Any]:
+        """Return the row of `/replicas`."""
         return {
             "replica": str(self.replica),
             "control_port": self.replica.control,

@@ -43,9 +43,17 @@ class Fleet(Protocol):
     """What the relay asks, and is told. ``opened`` returns what is to be called at the request's end, with whether the
     replica left it unanswered."""
 
-    def candidates(self, own: Replica) -> Sequence[Replica]: ...
-    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]: ...
-    def unreachable(self, replica: Replica, why: str) -> None: ...
+    def candidates(self, own: Replica) -> Sequence[Replica]:
+        """Return where a request for ``own`` may be sent, best first."""
+        ...
+
+    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
+        """Note that a request goes to ``replica``; return what is called at its end."""
+        ...
+
+    def unreachable(self, replica: Replica, why: str) -> None:
+        """Note that ``replica`` took no connection."""
+        ...
 
 
 class Relay:
@@ -57,6 +65,7 @@ class Relay:
         self.url = ""
 
     async def open(self) -> None:
+        """Listen on a free port of the loopback interface. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: _Downstream(self.own, self._fleet), "127.0.0.1", 0, backlog=1024

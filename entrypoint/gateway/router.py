@@ -29,6 +29,8 @@ MAX_MISSED = 3
 # A router that ran this long has given its failures back.
 STABLE = 60.0
 # The engine's own limits decide how long a request may take; the router counts a stream's whole length.
+# Bytes of a request. The router keeps a whole body before it asks anybody for a key; its own limit is 512 MiB.
+MAX_PAYLOAD = 64 << 20
 _NO_LIMIT = 7 * 86_400
 # It warns of every worker whose tokenizer it does not have; over HTTP it needs none.
 _QUIET = "smg=warn,smg::core::steps::worker::local::register_tokenizer=error"
@@ -46,6 +48,7 @@ def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> 
         "host": f"[{address}]" if ":" in address else address,
         "port": settings.port,
         "policy": "cache_aware",
+        "max_payload_size": MAX_PAYLOAD,
         "disable_retries": True,
         "disable_circuit_breaker": True,
         "disable_health_check": True,

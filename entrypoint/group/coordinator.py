@@ -6,7 +6,7 @@ A common attempt of all nodes to run the engine is an epoch. Times are the head'
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..plan import Plan
 from ..supervisor.node import Refusal
@@ -119,6 +119,11 @@ class Coordinator:
         """End the epoch for good: every worker is told ``refusal``."""
         self.end()
         self.refusal, self.acknowledged = refusal, set()
+
+    def shift(self, gap: float) -> None:
+        """Leave out ``gap`` seconds in which the head itself stood still: it heard nobody because it did not run."""
+        self.members = {rank: replace(member, heard=member.heard + gap) for rank, member in self.members.items()}
+        self._last_heard = {rank: at + gap for rank, at in self._last_heard.items()}
 
     # -- queries of the head -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from ..config.settings import Loaded
 from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
+from ..engine.watchdog import Ticks
 from ..errors import Stop, config_rejected
 from ..healing import events
 from ..host.inventory import Gpu, Inventory
@@ -123,9 +124,12 @@ class GroupHead(Node):
 
     async def watch(self, run: Run) -> events.Event:
         """Wait until a worker is lost, ends its engine, or is being stopped."""
+        ticks = Ticks(LOOK_EVERY, time.monotonic())
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), LOOK_EVERY)
+            if gap := ticks.gap(time.monotonic()):
+                self._coordinator.shift(gap)
             self._leaving.clear()
             if self._coordinator.running and self._coordinator.leaving():
                 return events.RestartRequested(at_once=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Loaded
 from ..engine.run import Run
+from ..engine.watchdog import Ticks
 from ..errors import Stop, config_rejected
 from ..healing import events
 from ..plan import Change
@@ -192,13 +193,17 @@ class GroupWorker(Node):
 
     async def watch(self, run: Run) -> events.Event:
         """Wait until the head ends the epoch or is no longer heard."""
+        # An attempt to reach the head may take this long.
+        ticks = Ticks(min(5.0, self._settings.hang_timeout / 3) + REPORT_EVERY, time.monotonic())
         while True:
             try:
                 answer = await self._next_reply()
             except Stop as stop:
                 self._on_alarm(Alarm(stop.message, group=True))
                 return events.Unhealthy(run.number, stop.message)
-            silent = time.monotonic() - self._replied_at
+            now = time.monotonic()
+            self._replied_at += ticks.gap(now)
+            silent = now - self._replied_at
             reason = None
             if answer is None and silent > self._settings.hang_timeout:
                 reason = f"the head at {self._head} is no longer heard"

@@ -30,8 +30,8 @@ class Observed:
     longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
     than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
-    were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to full;
-    ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
+    were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to
+    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
 
     exit_code: int | None = None
     signal: int | None = None

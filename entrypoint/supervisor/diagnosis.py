@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
+from ..engine.log import carries_request
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from ..healing import events
 from ..plan import Change
@@ -141,7 +142,9 @@ def _post_mortem(
 
 
 def _last_lines(finding: NodeEvidence) -> list[str]:
-    return [line[:LINE_CHARS] for line in list(finding.lines)[-LAST_LINES:]]
+    """The end of the log, without what clients asked for."""
+    lines = list(finding.lines)[-LAST_LINES:]
+    return ["(a request, left out)" if carries_request(line) else line[:LINE_CHARS] for line in lines]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from entrypoint.control import app as control
@@ -72,3 +73,23 @@ def test_the_soft_limit_of_files_becomes_the_hard_one_and_no_core_is_written() -
 def test_out_of_descriptors_is_told_from_what_an_engine_does() -> None:
     assert is_exhaustion(OSError(errno.EMFILE, "x")) and is_exhaustion(OSError(errno.ENFILE, "x"))
     assert not is_exhaustion(FileNotFoundError(errno.ENOENT, "x")) and not is_exhaustion(ValueError())
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *(
+            (name, True)
+            for name in ("localhost:30001", "127.0.0.1", "[::1]:30001", "10.0.0.7:30001", "box-1:30001", "")
+        ),
+        *(
+            (name, False)
+            for name in ("evil.example", "evil.example:30001", "localhost.evil.example", "127.0.0.1.nip.io")
+        ),
+    ],
+)
+async def test_a_name_that_somebody_else_may_own_is_refused_where_no_token_is_asked_for(host: str, known: bool) -> None:
+    for token, status in ((None, 200 if known else 421), ("t", 200)):
+        app = control.build(Status(), dict, token)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.get("/livez", headers={"Host": host})).status_code == status

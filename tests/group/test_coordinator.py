@@ -254,3 +254,12 @@ def test_a_node_that_followed_is_judged_by_why_it_did_not_by_its_log() -> None:
     assert (found.node, verdict.cause) == (1, "node_lost")
     found, verdict = root_cause((felt, finding(1, 9.3, False, KILLED, SILENT)))
     assert (found.node, verdict.cause) == (0, "nccl_error")
+
+
+def test_a_head_that_stood_still_itself_has_lost_nobody() -> None:
+    coordinator = running()
+    coordinator.hear(report(state="running", epoch="head:1"), 2)
+    assert coordinator.end_reason(100) is not None
+    coordinator.shift(95)
+    assert coordinator.end_reason(100) is None and coordinator.lost_workers(100) == {}
+    assert coordinator.end_reason(108) is not None

@@ -182,7 +182,7 @@ def test_a_planned_restart_spends_no_budget_and_writes_no_post_mortem(make: Make
 
 
 def test_secrets_stand_in_no_command_line_no_state_and_no_answer(make: Make) -> None:
-    supervisor = make({"api_key": SECRET}, ADMIN_API_KEY=SECRET)
+    supervisor = make({"api_key": SECRET}, API_KEY=SECRET, ADMIN_API_KEY=f"{SECRET}-admin")
     supervisor.until_ready()
     assert SECRET not in " ".join(supervisor.engine("main").cmdline())
     config = supervisor.state / "run" / "engine.yaml"
