@@ -51,18 +51,18 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
 # The wheels' compiler and headers in the layout that FlashInfer expects, and a look into every installed binary:
 # is there code for this GPU, and do nvcc and the headers agree? A change elsewhere in entrypoint/ repeats neither.
 ARG SM=120
-RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
-    PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_cuda.home /opt/relaunch/cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_kernels \
+    PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_kernels.cuda_home /opt/relaunch/cuda \
     && CUDA_HOME=/opt/relaunch/cuda PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 \
-        /opt/relaunch/venv/bin/python -m relaunch_cuda.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
+        /opt/relaunch/venv/bin/python -m relaunch_kernels.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
 ENV CUDA_HOME=/opt/relaunch/cuda
 # Kernels compiled ahead: WARM=all or names of `relaunch warm` (minutes to an hour of compilers). They are copied
 # into the cache volume at the first start.
 ARG WARM=
 ARG WARM_JOBS=
-RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_kernels \
     if [ -n "${WARM}" ]; then \
-        PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 /opt/relaunch/venv/bin/python -m relaunch_cuda.bake \
+        PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 /opt/relaunch/venv/bin/python -m relaunch_kernels.precompile \
             "${SM}" /var/cache/relaunch /opt/relaunch/warm "${WARM}" ${WARM_JOBS:+"${WARM_JOBS}"}; \
     fi
 

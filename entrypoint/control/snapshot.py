@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..healing.labels import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
-from ..host.gpu_load import GpuReading
+from ..host.nvml import GpuReading
 from . import actual
 from .status import Status
 

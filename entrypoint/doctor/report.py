@@ -24,7 +24,7 @@ from ..config import loading
 from ..config.settings import RECORDS, Loaded
 from ..engine.scrub import Scrubber
 from ..errors import Stop, config_rejected
-from ..host import inventory
+from ..host import discover, kernel_log
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
 _SHOWN = (
@@ -66,7 +66,6 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
 
 def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from ..doctor.examine import examine
-    from ..host.system import kernel_log
     from ..state.post_mortems import history
     from ..supervisor.planning import plan_document
 
@@ -75,11 +74,11 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
         "versions.json": _versions,
         "config.json": loaded.document,
         "environment.json": lambda: _environment(environ),
-        "hardware.json": lambda: inventory.current(loaded.settings.gpu_inventory, environ).document(),
+        "hardware.json": lambda: discover.current(loaded.settings.gpu_inventory, environ).document(),
         "doctor.json": lambda: examine(environ),
         "plan.json": lambda: plan_document(environ)[0],
         "history.json": lambda: history(settings.state_dir),
-        "kernel-gpu.json": lambda: kernel_log() or "the kernel's log is not readable from here",
+        "kernel-gpu.json": lambda: kernel_log.nvidia_messages() or "the kernel's log is not readable from here",
     }
     for name, make in documents.items():
         yield name, _json(make)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..host.kernel_log import HostSigns
+from ..host.kernel_log import KernelMonitor
 from . import log
 from .process import Ended, Engine
 from .scrub import Scrubber
@@ -35,7 +35,7 @@ class Run:
     ends: list[Ended] = field(default_factory=list)
     heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
-    kernel_evidence: HostSigns = field(default_factory=HostSigns)
+    kernel_evidence: KernelMonitor = field(default_factory=KernelMonitor)
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
     failure_started_at: float | None = None  # monotonic seconds of the first evidence that it is ending

@@ -171,7 +171,7 @@ class Diagnosis:
 
     def _observe(self, failed: FailedRun, signs: KernelEvidence) -> Observed:
         from ..healing.classify import Observed
-        from ..host import gpu_memory
+        from ..host import nvml
 
         code = failed.run.exit_code
         alarm = failed.alarm
@@ -185,7 +185,7 @@ class Diagnosis:
             stage=TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage),
             oom_kill=signs.oom_kill,
             xids=signs.xids,
-            gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),
+            gpus_missing=len(nvml.free_bytes(gpus)) < len(gpus),
         )
 
     async def dump_stacks(self, run: Run) -> None:

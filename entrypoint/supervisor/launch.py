@@ -219,12 +219,12 @@ class Launch:
         return prepared
 
     async def _gpu_memory_back(self, prepared: Prepared, patience: float) -> None:
-        from ..host import gpu_memory
+        from ..host import nvml
 
         wanted = prepared.free_before
         began = said = time.monotonic()
         while wanted:
-            free = await asyncio.to_thread(gpu_memory.free_bytes, list(wanted))
+            free = await asyncio.to_thread(nvml.free_bytes, list(wanted))
             lost = [index for index in wanted if index not in free]
             if lost:
                 raise Stop("gpu_lost", f"GPU {lost[0]} no longer answers", "reset the GPU or reboot, see dmesg for Xid")
@@ -234,7 +234,7 @@ class Launch:
             now = time.monotonic()
             if now - said > 10.0 or now - began > patience:
                 said = now
-                holders = await asyncio.to_thread(gpu_memory.holders, short)
+                holders = await asyncio.to_thread(nvml.processes, short)
                 names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
                 self._log.warning(f"GPU {short[0]} memory is still held by {names}")
                 if now - began > patience:

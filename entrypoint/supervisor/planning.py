@@ -13,7 +13,7 @@ from ..config import loading
 from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
-from ..host import inventory
+from ..host import discover
 from ..plan import flags
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
@@ -23,7 +23,7 @@ from .loader_options import with_loader_options
 def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     """The plan document and the exit code (0, or 78 when infeasible). Raises Stop."""
     loaded = loading.load(environ)
-    box = inventory.current(loaded.settings.gpu_inventory, environ)
+    box = discover.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     flags.parse(loaded.settings.engine_args)
     checkpoint, model_path = _checkpoint(loaded, environ)

@@ -26,7 +26,7 @@ from ..engine.run import Run
 from ..errors import Stop, config_rejected
 from ..healing import machine
 from ..healing.machine import Do, Phase
-from ..host import inventory, ports
+from ..host import discover, ports
 from ..state.boots import Boot, Boots
 from ..state.files import Lock
 from ..units import format_duration
@@ -260,7 +260,7 @@ class Supervisor:
         self._group.preparing()
         await asyncio.to_thread(leftovers.end, settings.state_dir, self.log.warning)
         self._boots.compact()
-        box = await asyncio.to_thread(inventory.current, self.loaded.settings.gpu_inventory, self.environ)
+        box = await asyncio.to_thread(discover.current, self.loaded.settings.gpu_inventory, self.environ)
         self.loaded = loading.resolve_preset(self.loaded, len(box.gpus), self.environ)
         for note in self.loaded.notes:
             self.log.info(note)
