@@ -27,7 +27,7 @@ from ..errors import Stop, config_rejected
 from ..host import discover, kernel_log
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
-_SHOWN = (
+_REPORTED = (
     "CUDA_",
     "NCCL_",
     "SGLANG_",
@@ -46,7 +46,8 @@ Source = Callable[[], Any]
 
 
 def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
-    """Write the archive and return its path. A part that cannot be made is replaced by the reason.
+    """Write the archive and return its path. A file that cannot be made holds the reason
+    instead.
 
     Raises Stop (78 for settings that cannot be read, 73 when the file cannot be written)."""
     loaded = loading.load(environ)
@@ -54,7 +55,7 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
     scrub = Scrubber(_secrets(loaded, environ))
     try:
         with tarfile.open(path, "w:gz") as archive:
-            for name, text in _parts(loaded, environ):
+            for name, text in _files(loaded, environ):
                 _add(archive, f"relaunch-report/{name}", scrub(text))
         path.chmod(0o600)
     except OSError as error:
@@ -64,7 +65,7 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
     return path
 
 
-def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _files(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from ..doctor.examine import examine
     from ..state.post_mortems import history
     from ..supervisor.planning import plan_document
@@ -112,12 +113,12 @@ def _versions() -> dict[str, Any]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    shown = {}
+    found = {}
     for name in sorted(environ):
-        if name.startswith(_SHOWN):
+        if name.startswith(_REPORTED):
             secret = any(word in name for word in _SECRET)
-            shown[name] = "***" if secret else environ[name]
-    return shown
+            found[name] = "***" if secret else environ[name]
+    return found
 
 
 def _secrets(loaded: Loaded, environ: Mapping[str, str]) -> list[str | None]:
