@@ -1,16 +1,18 @@
-"""The compose file says what it should, before anything is started."""
+"""The compose and bake files say what they should, before anything is started or built."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docker_engine import ROOT, Docker
 
+from entrypoint import __version__
 from entrypoint.config import settings
 from entrypoint.units import parse_duration
 
@@ -188,3 +190,35 @@ def test_the_pages_override_for_several_boxes_takes_the_hosts_network(docker: Do
     assert service["network_mode"] == "host" and not service.get("ports") and not service.get("networks")
     assert service["environment"]["NCCL_IB_DISABLE"] == "0"
     assert "RELAUNCH_NNODES" in service["environment"], "merged, not replaced"
+
+
+def test_the_bake_file_builds_the_same_images_with_the_locks_versions(docker: Docker) -> None:
+    env = {"ATTEST": "true", "REVISION": "0123abc"}
+    plan = json.loads(docker("buildx", "bake", "--print", "engine", "plain", "warm", env=env).stdout)["target"]
+    assert {name: target["args"]["VARIANT"] for name, target in plan.items()} == {
+        "engine": "engine",
+        "plain": "plain",
+        "warm": "engine",
+    }
+    assert all(target["args"]["REVISION"] == "0123abc" and len(target["attest"]) == 2 for target in plan.values())
+    assert plan["warm"]["args"]["WARM"] == "all" and "relaunch:local" in plan["engine"]["tags"]
+    assert len({tag for target in plan.values() for tag in target["tags"]}) == 6, "no image under two names of another"
+
+
+def test_defaults_of_version_are_the_package_s() -> None:
+    for name in ("Dockerfile", "docker-bake.hcl"):
+        found = re.search(r'(?:ARG VERSION=|variable "VERSION" \{\s+default = ")([\w.]+)', (ROOT / name).read_text())
+        assert found and found[1] == __version__, name
+
+
+def test_the_engine_s_lock_is_split_into_parts_that_together_are_the_lock(tmp_path: Path) -> None:
+    """The Dockerfile's own program, run here: no package lost, none twice, CUDA and torch apart from the rest."""
+    program = re.search(r"awk '(.*?)' /tmp/lock.txt", (ROOT / "Dockerfile").read_text().replace("\\\n", ""))
+    assert program
+    lock = ROOT / "locks/engine.txt"
+    subprocess.run(["awk", program[1].replace("/tmp/", f"{tmp_path}/"), str(lock)], check=True)
+    parts = {path.stem: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    assert sorted(line for lines in parts.values() for line in lines) == sorted(lock.read_text().splitlines())
+    names = {part: {line.split("==")[0] for line in lines if "==" in line} for part, lines in parts.items()}
+    assert names["cuda"] >= {"nvidia-cublas", "nvidia-nccl-cu13", "nvidia-cuda-nvcc"} and "torch" in names["torch"]
+    assert names["rest"] >= {"sglang", "sglang-kernel", "flashinfer-python", "nvidia-cutlass-dsl"}
