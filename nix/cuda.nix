@@ -8,5 +8,4 @@ runCommand "relaunch-cuda" { nativeBuildInputs = [ stdenv.cc ]; } ''
   mkdir -p build $out
   cp -r ${../entrypoint/kernels} build/relaunch_kernels
   PYTHONPATH=build PYTHONDONTWRITEBYTECODE=1 ${engine}/bin/python -m relaunch_kernels.cuda_home $out/home
-  exit 0
 ''
