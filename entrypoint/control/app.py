@@ -1,17 +1,14 @@
-"""Routes of the control port, and the server that carries them on the supervisor's own loop."""
+"""Routes of the control port."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -134,27 +131,3 @@ def guard(endpoint: Endpoint, token: str) -> Endpoint:
         return await endpoint(request)
 
     return check
-
-
-class Server(uvicorn.Server):
-    """Leaves the signals to the supervisor, and ends the open pages before it waits for connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        close: Callable[[], None] = self.config.app.state.close  # type: ignore[union-attr]
-        close()
-        await super().shutdown(sockets)
-
-
-def server(app: Starlette) -> Server:
-    config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
-    )
-    return Server(config)
-
-
-async def serve(http: Server, sock: socket.socket) -> None:
-    await http.serve(sockets=[sock])

@@ -25,8 +25,11 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
         loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     except Stop as stop:
         refused.append(Check("model", "model", "fail", stop.message, stop.next_step))
-    compiled = kernel_checks.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
-    return document([*refused, *judge(read_host.read(loaded, box, environ)), *compiled])
+    host = read_host.read(loaded, box, environ)
+    compiled: list[Check] = []
+    if host.device == "cuda":  # the CPU engine runs none of the GPU code
+        compiled = kernel_checks.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
+    return document([*refused, *judge(host), *compiled])
 
 
 def judge(host: HostReport) -> list[Check]:

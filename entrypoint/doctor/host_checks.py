@@ -20,6 +20,7 @@ CPU_BESIDE_BYTES = 4 * GIB
 STATE_FREE = 1 * GIB
 # On top of the drain itself: readiness grace, killing the tree, writing state.
 STOP_MARGIN = 15.0
+# What compiles kernels at run time, and where each comes from.
 TOOL_FIXES = {
     "c++": "apt-get install g++",
     "ninja": "pip install ninja",
@@ -64,7 +65,9 @@ def _open_files(host: HostReport) -> Judgement:
         return good("unlimited")
     if host.nofile >= NOFILE:
         return good(f"up to {host.nofile}")
-    fix = f"docker run --ulimit nofile={NOFILE}:{NOFILE}; systemd: LimitNOFILE={NOFILE}"
+    if host.device == "cpu":
+        return good(f"up to {host.nofile}, enough for one rank")
+    fix = f"docker run --ulimit nofile={NOFILE}:{NOFILE}; systemd: LimitNOFILE={NOFILE}; a shell: limits.conf(5)"
     return warn(f"hard limit {host.nofile}, the engine asks for {NOFILE}", fix)
 
 
@@ -147,13 +150,13 @@ def _disk_space(host: HostReport) -> Judgement:
 def _toolchain(host: HostReport) -> Judgement:
     if host.engine is None:
         return unknown("the engine is not installed here yet", "./relaunch serve installs it")
-    wanted = [name for name in TOOL_FIXES if host.device != "cpu" or name != "nvcc"]
-    absent = [name for name in wanted if not host.tools.get(name)]
+    if host.device == "cpu":
+        return good("not needed: the CPU engine compiles nothing at run time")
+    absent = [name for name in TOOL_FIXES if not host.tools.get(name)]
     if not absent:
-        return good(listed(f"{name} {host.tools[name]}" for name in ("c++", wanted[-1])))
-    judge = warn if host.device == "cpu" else fail
+        return good(listed(f"{name} {host.tools[name]}" for name in ("c++", "nvcc")))
     detail = f"{listed(absent)} not found: kernels that are compiled at run time cannot be built"
-    return judge(detail, TOOL_FIXES[absent[0]])
+    return fail(detail, listed((TOOL_FIXES[name] for name in absent), "; "))
 
 
 def _clock(host: HostReport) -> Judgement:

@@ -56,7 +56,11 @@ def judge(findings: Sequence[Finding], sm: int, here: bool) -> list[Check]:
 
 
 def _compiled_ahead(cache_dir: Path, sm: int, environ: Mapping[str, str]) -> list[Check]:
-    rows = warm.status(cache_dir, sm, environ)["kernels"]
+    try:
+        rows = warm.status(cache_dir, sm, environ)["kernels"]
+    except OSError as error:
+        unread = unknown(f"{error.filename or cache_dir} cannot be read: {error.strerror}")
+        return [check("warm", f"kernels compiled ahead, SM{sm}", unread)]
     absent = [row for row in rows if not row["warm"]]
     if not rows:
         return []

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from .. import weights
 from ..config.settings import Loaded
-from ..engine import leftovers, process
+from ..engine import leftovers
 from ..engine.command import package_version
 from ..errors import Stop
-from ..host import container, kernel_log, memory, mounts, nvml, pci, ports, system
+from ..host import container, kernel_log, limits, memory, mounts, nvml, pci, ports, system
 from ..host.inventory import Inventory
 from ..host.mounts import Mount
 from ..host.nvml import GpuProcess
 from ..kernels import cuda_home
-from ..state.files import Lock
+from ..state.lock import Lock
 from ..supervisor.preflight import ranks_here
-from ..weights import environment, reference
+from ..weights import hub, source
 from .host_report import Directory, HostReport, HubAnswer, PortUse, WeightsPresence
 
 # Seconds for the hub to answer one question.
@@ -60,8 +60,8 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> HostRepo
         container=inside,
         ipc_host=container.ipc_host(inside is not None),
         shm_bytes=memory.shared_memory_bytes(),
-        memlock_bytes=memory.lockable_bytes(),
-        nofile=system.open_files_limit(),
+        memlock_bytes=limits.lockable_bytes(),
+        nofile=limits.open_files(),
         memory_bytes=memory.total_bytes(),
         memory_available_bytes=memory.available_bytes(),
         cgroup_limit_bytes=memory.cgroup_limit(),
@@ -78,9 +78,10 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> HostRepo
 
 def _gpu_processes(gpus: Sequence[int], state_dir: Path) -> tuple[GpuProcess, ...]:
     """Who holds memory on ``gpus``, with the container or unit of each, and whether it is of this state directory."""
-    found = nvml.processes(gpus)
-    ours = {left.pid for left in process.leftovers(leftovers.mark_of(state_dir))} if found else set()
-    return tuple(replace(one, container=container.container_of(one.pid), ours=one.pid in ours) for one in found)
+    return tuple(
+        replace(one, container=container.container_of(one.pid), ours=leftovers.belongs_to(one.pid, state_dir))
+        for one in nvml.processes(gpus)
+    )
 
 
 def _directories(loaded: Loaded, hub_cache: Path | None) -> tuple[Directory, ...]:
@@ -96,7 +97,7 @@ def _directories(loaded: Loaded, hub_cache: Path | None) -> tuple[Directory, ...
 def _directory(setting: str, path: Path, table: Sequence[Mount]) -> Directory:
     """``path``, or its nearest parent that exists: where it would be made."""
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     mount = mounts.find(os.path.realpath(there), table)
     kind, options = (mount.file_system, mount.options) if mount else (None, ())
@@ -106,7 +107,7 @@ def _directory(setting: str, path: Path, table: Sequence[Mount]) -> Directory:
         free: int | None = space.f_frsize * space.f_bavail
     except OSError:
         owner = free = None
-    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    writable = os.access(there, os.W_OK | os.X_OK) and os.path.isdir(there)
     return Directory(setting, str(path), there == path, writable, owner, kind, options, free)
 
 
@@ -148,8 +149,8 @@ def _weights(loaded: Loaded, environ: Mapping[str, str]) -> WeightsPresence | No
     if not model:
         return None
     try:
-        kind = reference.parse(model).kind
-        document = weights.report(loaded, environ=environ)
+        kind = source.parse(model).kind
+        document = weights.report(loaded, environ)
     except Stop as stop:
         problem = None if stop.cause == "weights_missing" else stop.line()
         return WeightsPresence(model, "unknown", False, problem=problem)
@@ -162,8 +163,8 @@ def _weights(loaded: Loaded, environ: Mapping[str, str]) -> WeightsPresence | No
 
 def _hub_cache(loaded: Loaded, environ: Mapping[str, str]) -> Path | None:
     try:
-        if loaded.settings.model and reference.parse(loaded.settings.model).kind == "hub":
-            return environment.read(loaded, environ).cache
+        if loaded.settings.model and source.parse(loaded.settings.model).kind == "hub":
+            return hub.read(loaded, environ).cache
     except Stop:
         return None
     return None
@@ -174,7 +175,7 @@ def _hub(loaded: Loaded, environ: Mapping[str, str], *, needed: bool) -> HubAnsw
     if not loaded.settings.model:
         return None
     try:
-        found = environment.read(loaded, environ)
+        found = hub.read(loaded, environ)
     except Stop as stop:
         return HubAnswer("the hub", False, True, None, stop.line())
     asked = HubAnswer(_without_password(found.endpoint), found.offline, has_token=found.token is not None)

@@ -21,10 +21,11 @@ from typing import Any
 
 from .. import __version__
 from ..config import loading
-from ..config.settings import RECORDS, Loaded
-from ..engine.scrub import Scrubber
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
 from ..host import discover, kernel_log
+from ..scrub import Scrubber
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
 _REPORTED = (
@@ -46,12 +47,11 @@ Source = Callable[[], Any]
 
 
 def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
-    """Write the archive and return its path. A file that cannot be made holds the reason
-    instead.
+    """Write the archive and return its path. A file that cannot be made is replaced by the reason.
 
     Raises Stop (78 for settings that cannot be read, 73 when the file cannot be written)."""
     loaded = loading.load(environ)
-    path = output or Path(f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    path = output or default_folder() / f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
     scrub = Scrubber(_secrets(loaded, environ))
     try:
         with tarfile.open(path, "w:gz") as archive:
@@ -63,6 +63,12 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
             "permission_denied", f"{path} cannot be written: {error.strerror}", "choose another place with -o"
         ) from None
     return path
+
+
+def default_folder() -> Path:
+    """The current one, but never the clone itself: there the home directory."""
+    here = Path.cwd()
+    return Path.home() if here.is_relative_to(Path(__file__).resolve().parents[2]) else here
 
 
 def _files(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -83,12 +89,19 @@ def _files(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
     }
     for name, make in documents.items():
         yield name, _json(make)
-    for path in sorted((settings.state_dir / "post-mortems").glob("*.json"))[-10:]:
+    for path in _post_mortems(settings.state_dir):
         yield f"post-mortems/{path.name}", _json(partial(_read, path))
     for name in ("readyz", "startupz", "plan", "metrics"):
         answer = _ask(loaded, name)
         if answer is not None:
             yield f"control/{name}", answer
+
+
+def _post_mortems(state_dir: Path) -> list[Path]:
+    try:
+        return sorted((state_dir / "post-mortems").glob("*.json"))[-10:]
+    except OSError:  # named by the history, which is in the report too
+        return []
 
 
 def _read(path: Path) -> Any:
@@ -156,6 +169,6 @@ def output_path(text: str | None) -> Path | None:
     path = Path(text)
     if not path.parent.is_dir():
         raise config_rejected(f"{path.parent} is no directory", "make it, or choose another place with -o")
-    if path.exists() and not os.access(path, os.W_OK):
+    if os.path.exists(path) and not os.access(path, os.W_OK):
         raise config_rejected(f"{path} cannot be overwritten", "choose another place with -o")
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..errors import config_rejected
 
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
@@ -43,4 +43,5 @@ def require(settings: Settings) -> None:
 
 
 def host_name() -> str:
+    """Return this host's name, as messages show it."""
     return socket.gethostname()

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .prefilter import needed
+from .prefilter import required_literals
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Rule:
-    """Texts that show a cause, each with the words that it needs (`literals.py`).
+    """Texts that show a cause, each with the words that it needs (`prefilter.py`).
 
     ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only counts there (empty:
     anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached.
@@ -90,11 +90,6 @@ def catalogue() -> Catalogue:
     )
 
 
-def action_of(cause: str) -> str:
-    """What healing does first about a cause. Raises KeyError for a name that is not in the list."""
-    return catalogue().causes[cause].action
-
-
 def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "catalogue" / f"{name}.toml").read_text(encoding="utf-8"))
 
@@ -103,7 +98,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     return Rule(
         cause=row["cause"],
         weight=row["weight"],
-        texts=tuple((needed(part), _compile(part)) for part in row["re"]),
+        texts=tuple((required_literals(part), _compile(part)) for part in row["re"]),
         unless=_compile(row["not"]) if "not" in row else None,
         stages=frozenset(row.get("in", ())),
         frames=_compile(row["frames"]) if "frames" in row else None,

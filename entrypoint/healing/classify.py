@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from .causes import catalogue
@@ -30,7 +29,9 @@ class Observed:
     the cgroup's out-of-memory counter rose; ``xids``: numbers of Xid lines since the start; ``gpus_missing``: NVML no
     longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
-    than from the log; ``stopped``: a process was stopped by a signal from outside for too long."""
+    than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
+    were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to full;
+    ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -39,10 +40,13 @@ class Observed:
     gpus_missing: bool = False
     hang: Literal["startup", "serving"] | None = None
     compiler_running: bool = False
-    canary: Literal["nan", "degenerate", "silent"] | None = None
+    canary: Literal["nan", "degenerate"] | None = None
     stage: str | None = None
     stop_requested: bool = False
     stopped: bool = False
+    exposed: bool = False
+    disk_full: bool = False
+    gpu_memory_low: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,6 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
         hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
         cause = catalogue().resolve("stall", hung_in)
         return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
-    if observed.canary == "silent" and not strong:
-        return "hang_serving", stage, 0.85, "the canary got no answer"
     if best is not None and best.score > 24:
         return None
     return _from_exit(stage, best, observed)
@@ -226,10 +228,3 @@ def _verdict(
         numbers,
         tuple(boot.files),
     )
-
-
-def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
-    """The verdict over a file of any size; see `explain.py`. Raises Stop (66) when it cannot be read."""
-    from .explain import explain_file as explain
-
-    return explain(path, observed)

@@ -1,35 +1,16 @@
-"""`relaunch explain`: classify a log file of any size and content."""
+"""`relaunch explain`: classify a log of any size, container and encoding."""
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
-from ..engine.lines import LONGEST
-from ..errors import unreadable
-from .classify import Observed, Verdict, judge
-from .scan import Scanner
-
-_CHUNK = 1 << 20
+from .classify import Observed, Verdict, classify
+from .log_source import read_lines
 
 
 def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
-    """The verdict over a file, read in pieces; bytes that are not UTF-8 are replaced, long lines cut.
+    """Return the verdict over the log at ``path`` (``-``: standard input).
 
-    Raises Stop (66) when the file cannot be read.
+    Raises Stop (66) when it cannot be read, is empty, or is no text.
     """
-    scanner = Scanner()
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    number, rest = 1, ""
-    try:
-        with Path(path).open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                lines = (rest + decode(chunk)).split("\n")
-                for line in lines[:-1]:
-                    scanner.feed(number, line)
-                    number += 1
-                rest = lines[-1] if len(lines[-1]) < 4 * LONGEST else lines[-1][: 4 * LONGEST]
-    except OSError as error:
-        raise unreadable(f"cannot read {path}: {error.strerror or error}") from None
-    scanner.feed(number, rest + decode(b"", True))
-    return judge(scanner, observed or Observed())
+    return classify(read_lines(path), observed)

@@ -233,7 +233,6 @@ class Boot:
     files: dict[str, None] = field(default_factory=dict)
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
-    marked: tuple[int, str] | None = None  # the last stage line
 
     def stage_of(self, writer: str) -> str | None:
         own = (self.stages.get(writer) if writer else None) or self.latest
@@ -259,7 +258,14 @@ class Scanner:
         return self.boots[-1]
 
     def feed(self, number: int, raw: str) -> None:
-        raw = raw[:LONGEST]
+        if len(raw) > LONGEST:
+            self._feed(number, raw[:LONGEST])
+            if not is_configuration(unwrap(raw[:400]).text):
+                self._feed(number, raw[LONGEST:][-LONGEST:])
+        else:
+            self._feed(number, raw)
+
+    def _feed(self, number: int, raw: str) -> None:
         if not raw or raw.isspace():
             return
         self.lines += 1
@@ -325,11 +331,10 @@ class Scanner:
             everyone = line.rank is None and stage in ("warmup", "serving")
             self._set(line.writer, line.rank, reached, everyone=everyone)
             self.boot.ready |= stage == "serving"
-            self.boot.marked = (number, text)
             for event in self._parser.feed(text, 0.0):
                 if isinstance(event, Reading):
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
-                    self.boot.numbers[event.name] = worst(event.bytes, self.boot.numbers.get(event.name, event.bytes))
+                    self.boot.numbers[event.name] = worst(event.value, self.boot.numbers.get(event.name, event.value))
             return True
         for stage, pattern in catalogue().marks:
             if pattern.search(text):

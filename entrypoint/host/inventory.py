@@ -17,6 +17,12 @@ from ..units import GIB, MIB
 SM_RANGE = (30, 200)
 MEMORY_RANGE = (256 * MIB, 16384 * GIB)
 
+# The way out of a refusal for want of GPUs, in every verb.
+PLAN_ELSEWHERE = (
+    "to plan for a box that has them, run `relaunch hardware --json > box.json` there and set "
+    "RELAUNCH_GPU_INVENTORY=box.json here"
+)
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -1,4 +1,4 @@
-"""Settings and limits of the operating system: open files, CPUs and NUMA, the driver's kernel modules, the clock.
+"""Settings of the operating system: CPUs and NUMA, the driver's kernel modules, the clock.
 
 ``root`` is / or a recorded tree.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import time
 from pathlib import Path
 
@@ -18,12 +17,6 @@ _UNSYNCHRONISED = 0x40
 _STATUS = slice(40, 44)
 _TIMEX_BYTES = 256
 _DAY = 86400.0
-
-
-def open_files_limit() -> int | None:
-    """The hard RLIMIT_NOFILE, to which the engine may raise its own. None: unlimited."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def numa_nodes_allowed(root: Path = ROOT) -> tuple[int, ...] | None:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config.settings import PREFIX, Settings
-from ..state.files import utc
+from ..config.schema import PREFIX, Settings
+from ..units import utc
 
 COMMAND_TIMEOUT = 20.0
 WEBHOOK_TIMEOUT = 5.0

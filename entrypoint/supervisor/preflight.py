@@ -3,10 +3,11 @@ finer is `relaunch doctor`'s."""
 
 from __future__ import annotations
 
+from ..config.loading import asks_for_gpus
 from ..config.settings import Loaded
 from ..errors import Stop
 from ..host import memory
-from ..host.inventory import Inventory
+from ..host.inventory import PLAN_ELSEWHERE, Inventory
 from ..host.nvml import MINIMUM_DRIVER, driver_too_old
 from ..units import MIB, format_bytes
 
@@ -21,14 +22,13 @@ def check(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> None:
     if settings.device == "cpu":
         return
     if not box.gpus:
-        # A model of the operator's own may well run on the CPU; presets say DEVICE=cpu when they do.
-        if settings.device == "cuda" or settings.preset:
-            asker = "RELAUNCH_DEVICE=cuda" if settings.device == "cuda" else f"preset {settings.preset}"
+        if asker := asks_for_gpus(settings):
             why = f" ({box.notes[0]})" if box.notes else ""
             raise Stop(
                 "gpu_lost",
                 f"{asker} needs GPUs and none can be seen{why}",
-                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all",
+                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all; "
+                + PLAN_ELSEWHERE,
             )
         return
     _driver(box.driver)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..healing.labels import ACTION_WORDS
+from ..healing.labels import ACTION_LABELS
 from ..units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def explain(document: Document, console: Console | None = None) -> None:
     rows = [
         ("cause", f"{document['cause']} ({where}; confidence {document['confidence']:.0%})"),
         ("meaning", document["summary"]),
-        ("relaunch would", ACTION_WORDS.get(action, action)),
+        ("relaunch would", ACTION_LABELS.get(action, action)),
     ]
     if document["next_step"]:
         rows.append(("you could", document["next_step"]))
@@ -173,7 +173,7 @@ def _post_mortem(out: Console, row: Document) -> None:
         f"changed {change['setting']} from {change['from']} to {change['to']}: {change['reason']}"
         for change in row["changed"] or ()
     ]
-    done = ACTION_WORDS.get(row["action"], row["action"])
+    done = ACTION_LABELS.get(row["action"], row["action"])
     details.append("relaunch gave up" if row["gave_up"] else f"relaunch's answer: {done}")
     table = _grid(2, None)
     for detail in details:

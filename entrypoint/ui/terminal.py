@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from ..control.status import Status
-from ..healing.labels import PHASE_WORDS, STAGE_WORDS
+from ..healing.labels import PHASE_LABELS, STAGE_LABELS
 from ..units import format_bytes, format_duration
 
 # Seconds between two drawings.
@@ -114,8 +114,8 @@ def lines(status: Status, columns: int, *, color: bool) -> tuple[str, str, str]:
     """The header at this width. Pure but for the clock inside ``status``."""
     startup = status.startupz()
     style = _GREEN if status.ready else _RED if status.phase == "GAVE_UP" else _YELLOW
-    phase = PHASE_WORDS.get(status.phase, status.phase)
-    stage = "" if status.ready or not status.stage else f": {STAGE_WORDS.get(status.stage, status.stage)}"
+    phase = PHASE_LABELS.get(status.phase, status.phase)
+    stage = "" if status.ready or not status.stage else f": {STAGE_LABELS.get(status.stage, status.stage)}"
     age = format_duration(max(0.0, status.age()))
     model = str(((status.plan or {}).get("model") or {}).get("id") or "")
     left = f" {phase}{stage}, {age}"[: max(0, columns - len("relaunch") - 1)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from entrypoint.control import app as control
+from entrypoint.control import server
 from entrypoint.control.status import Status
 from entrypoint.host.gpu_poller import GpuPoller
 from entrypoint.host.nvml import GpuReading
@@ -187,8 +188,8 @@ def served(
 
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    http = control.server(control.build(status, lambda: document, token, gpus or nvml(0)))
-    thread = threading.Thread(target=lambda: asyncio.run(control.serve(http, sock)), daemon=True)
+    http = server.server(control.build(status, lambda: document, token, gpus or nvml(0)))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(http, sock)), daemon=True)
     thread.start()
     while not http.started:
         time.sleep(0.005)

@@ -16,10 +16,10 @@ def run(watchdog: HangDetector, seconds: int, start: int = 0, **happens: object)
             watchdog.tokens(now)
         if second in happens.get("compiling", ()):  # type: ignore[operator]
             watchdog.compiling(now)
-        if watchdog.wants_pulse(now):
-            watchdog.pulse_sent(now)
+        if watchdog.wants_liveness_request(now):
+            watchdog.liveness_request_sent(now)
             if answers:
-                watchdog.pulse_ended(now + 0.1, True)
+                watchdog.liveness_request_ended(now + 0.1, True)
         if watchdog.check(now):
             return now
     return None
@@ -56,9 +56,9 @@ def test_a_pulse_that_is_refused_again_and_again_is_a_hang() -> None:
         now = float(second)
         if second % 5 == 0:
             watchdog.metrics_answered(now, 0)
-        if watchdog.wants_pulse(now):
-            watchdog.pulse_sent(now)
-            watchdog.pulse_ended(now, answered=False)
+        if watchdog.wants_liveness_request(now):
+            watchdog.liveness_request_sent(now)
+            watchdog.liveness_request_ended(now, answered=False)
         if watchdog.check(now):
             found = now
             break

@@ -13,7 +13,7 @@ import pytest
 from docker_engine import ROOT, Docker
 
 from entrypoint import __version__
-from entrypoint.config import settings
+from entrypoint.config import schema
 from entrypoint.units import parse_duration
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
@@ -25,8 +25,8 @@ FIXED = {"HOST", "CONTROL_HOST", "STATE_DIR", "CACHE_DIR"}
 GATEWAY = {"REPLICAS"}
 # Given as files, never as values.
 SECRET = {"API_KEY", "ADMIN_API_KEY", "CONTROL_TOKEN"}
-SETTINGS = {record.name: "1234" for record in settings.RECORDS.values()}
-SECRETS = {settings.PREFIX + name for name in SECRET}
+SETTINGS = {record.name: "1234" for record in schema.RECORDS.values()}
+SECRETS = {schema.PREFIX + name for name in SECRET}
 # What documentation and doctor tell an operator to set, beside the settings.
 OTHERS = dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_ALGO", "SGLANG_LOG_MS", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES"), "1")
 
@@ -55,18 +55,18 @@ def environment(docker: Docker, project: Path, service: str = "relaunch", **env:
 
 
 def test_every_setting_of_the_shell_reaches_the_container_under_its_own_name(config: dict[str, Any]) -> None:
-    passed = {name for name in config["relaunch"]["environment"] if name.startswith(settings.PREFIX)}
-    expected = {name for name in SETTINGS if name.removeprefix(settings.PREFIX) not in FIXED | SECRET | GATEWAY}
+    passed = {name for name in config["relaunch"]["environment"] if name.startswith(schema.PREFIX)}
+    expected = {name for name in SETTINGS if name.removeprefix(schema.PREFIX) not in FIXED | SECRET | GATEWAY}
     expected |= {f"{name}_FILE" for name in SECRETS}
     assert passed == expected, "add the new setting to deploy/container/settings.env, or to FIXED or SECRET here"
-    assert {settings.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
+    assert {schema.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
 
 
 def test_the_list_names_no_secret_and_nothing_unknown() -> None:
     lines = (ROOT / "deploy/container/settings.env").read_text().splitlines()
     names = [line for line in lines if line and not line.startswith("#")]
     assert len(names) == len(set(names)) and not SECRETS & set(names) and "HF_TOKEN" not in names
-    assert {name for name in names if name.startswith(settings.PREFIX)} <= set(SETTINGS)
+    assert {name for name in names if name.startswith(schema.PREFIX)} <= set(SETTINGS)
 
 
 @pytest.mark.parametrize("service", ["relaunch", "gateway"])
@@ -104,7 +104,7 @@ def test_nothing_set_means_nothing_passed(docker: Docker, project: Path) -> None
 
 
 def test_stop_waits_longer_than_the_drain(config: dict[str, Any]) -> None:
-    drain = parse_duration(settings.RECORDS["drain_timeout"].default)
+    drain = parse_duration(schema.RECORDS["drain_timeout"].default)
     for service in config.values():
         assert parse_duration(service["stop_grace_period"]) >= drain + 20
 
@@ -114,7 +114,7 @@ def test_probe_asks_readyz_and_waits_for_the_start(config: dict[str, Any]) -> No
     assert '"/readyz"' in script
     for service in config.values():
         assert service["healthcheck"]["test"] == ["CMD", "/opt/relaunch/bin/healthy"]
-        start = parse_duration(settings.RECORDS["startup_timeout"].default)
+        start = parse_duration(schema.RECORDS["startup_timeout"].default)
         assert parse_duration(service["healthcheck"]["start_period"]) > start
 
 

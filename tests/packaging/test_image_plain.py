@@ -17,7 +17,7 @@ from conftest import Image, build, copy_sources
 from docker_engine import ROOT, Docker
 
 from entrypoint import __version__
-from entrypoint.config import settings
+from entrypoint.config import schema
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
@@ -172,7 +172,7 @@ def test_every_documented_name_is_in_the_container_s_process(docker: Docker, pla
     (tmp_path / "deploy/container").mkdir(parents=True)
     for name in ("compose.yaml", "deploy/container/settings.env"):
         shutil.copy(ROOT / name, tmp_path / name)
-    wanted = {record.name: "1234" for record in settings.RECORDS.values() if not record.secret}
+    wanted = {record.name: "1234" for record in schema.RECORDS.values() if not record.secret}
     wanted |= {"NCCL_P2P_DISABLE": "1", "SGLANG_LOG_MS": "1"}
     (tmp_path / "relaunch.env").write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
     (tmp_path / "token").write_text("hf_secret")
