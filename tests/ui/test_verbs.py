@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from entrypoint.state.files import Lock
+from entrypoint.state.lock import Lock
 
 from entrypoint import cli
 

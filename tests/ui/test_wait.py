@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entrypoint.state.files import utc
+from entrypoint.units import utc
 
 from entrypoint.config import loading
 from entrypoint.errors import Stop
