@@ -80,10 +80,10 @@ def test_every_documented_name_in_relaunch_env_reaches_the_container(
     assert missing == ({"RELAUNCH_REPLICAS"} if service == "gateway" else set())
 
 
-def test_the_shell_wins_over_relaunch_env(docker: Docker, project: Path) -> None:
+def test_relaunch_env_wins_over_the_shell(docker: Docker, project: Path) -> None:
     (project / "relaunch.env").write_text("RELAUNCH_TP=8\nRELAUNCH_PP=2\n")
-    found = environment(docker, project, RELAUNCH_TP="4")
-    assert (found["RELAUNCH_TP"], found["RELAUNCH_PP"]) == ("4", "2")
+    found = environment(docker, project, RELAUNCH_TP="4", RELAUNCH_EP="4")
+    assert (found["RELAUNCH_TP"], found["RELAUNCH_PP"], found["RELAUNCH_EP"]) == ("8", "2", "4")
 
 
 def test_a_rehearsal_is_not_changed_by_the_settings_of_a_model(docker: Docker, project: Path) -> None:

@@ -229,7 +229,7 @@ def test_state_owned_by_another_user_is_one_line(docker: Docker, plain: Image, t
     mount = ("-v", f"{tmp_path}:/var/lib/relaunch")
     run = docker("run", "--rm", *CONFINED, *mount, "-e", "RELAUNCH_ON_GIVE_UP=exit", plain.name, check=False)
     assert run.returncode == 73
-    one_line(run.stderr, ("/var/lib/relaunch", "ermission"))
+    one_line(run.stderr, ("/var/lib/relaunch", "belongs to uid 0"))
 
 
 def test_read_only_state_is_one_line(docker: Docker, plain: Image) -> None:
