@@ -151,9 +151,9 @@ def _parser() -> _Parser:
 def _with_preset(loaded: Loaded) -> Loaded:
     """``loaded`` with the preset that suits this host where neither a preset nor a model is set. Raises Stop (78)."""
     from .config import loading
-    from .host import inventory
+    from .host import discover
 
-    box = inventory.current(loaded.settings.gpu_inventory, os.environ)
+    box = discover.current(loaded.settings.gpu_inventory, os.environ)
     return loading.resolve_preset(loaded, len(box.gpus), recorded=box.recorded)
 
 
@@ -292,9 +292,9 @@ def _history(arguments: argparse.Namespace) -> int:
 
 def _hardware(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .host import inventory
+    from .host import discover
 
-    box = inventory.current(loading.load().settings.gpu_inventory, os.environ)
+    box = discover.current(loading.load().settings.gpu_inventory, os.environ)
     if arguments.json:
         _print(box.document())
     else:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..host.gpu_load import Gpus
+from ..host.gpu_poller import GpuPoller
 from .server import KnownHosts
 from .snapshot import snapshot
 from .status import Status
@@ -38,12 +38,12 @@ def build(
     status: Status,
     history: Callable[[], dict[str, Any]],
     token: str | None,
-    gpus: Gpus | None = None,
+    gpus: GpuPoller | None = None,
     group: Endpoint | None = None,
 ) -> Starlette:
     """``history`` returns the document of `/history`; it may read files. ``token``: asked for everything but the
     probes and the page's own empty frame. ``group``: what the workers of a group of hosts talk to."""
-    port = _Port(status, history, gpus or Gpus())
+    port = _Port(status, history, gpus or GpuPoller())
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         return endpoint if token is None else guard(endpoint, token)
@@ -70,7 +70,7 @@ def build(
 class _Port:
     """The endpoints. Each answers from memory; what reads files or NVML does so in a thread."""
 
-    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: Gpus) -> None:
+    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: GpuPoller) -> None:
         self._status, self._history, self._gpus = status, history, gpus
         self.stream = Stream(self._snapshot)
         self._metrics: tuple[float, bytes] = (float("-inf"), b"")

@@ -24,11 +24,11 @@ from ..config import loading
 from ..config.schema import RECORDS
 from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
-from ..host import inventory
+from ..host import discover, kernel_log
 from ..scrub import Scrubber
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
-_SHOWN = (
+_REPORTED = (
     "CUDA_",
     "NCCL_",
     "SGLANG_",
@@ -47,7 +47,7 @@ Source = Callable[[], Any]
 
 
 def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
-    """Write the archive and return its path. A part that cannot be made is replaced by the reason.
+    """Write the archive and return its path. A file that cannot be made is replaced by the reason.
 
     Raises Stop (78 for settings that cannot be read, 73 when the file cannot be written)."""
     loaded = loading.load(environ)
@@ -55,7 +55,7 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
     scrub = Scrubber(_secrets(loaded, environ))
     try:
         with tarfile.open(path, "w:gz") as archive:
-            for name, text in _parts(loaded, environ):
+            for name, text in _files(loaded, environ):
                 _add(archive, f"relaunch-report/{name}", scrub(text))
         path.chmod(0o600)
     except OSError as error:
@@ -71,9 +71,8 @@ def default_folder() -> Path:
     return Path.home() if here.is_relative_to(Path(__file__).resolve().parents[2]) else here
 
 
-def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _files(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from ..doctor.examine import examine
-    from ..host.system import kernel_log
     from ..state.post_mortems import history
     from ..supervisor.planning import plan_document
 
@@ -82,11 +81,11 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
         "versions.json": _versions,
         "config.json": loaded.document,
         "environment.json": lambda: _environment(environ),
-        "hardware.json": lambda: inventory.current(loaded.settings.gpu_inventory, environ).document(),
+        "hardware.json": lambda: discover.current(loaded.settings.gpu_inventory, environ).document(),
         "doctor.json": lambda: examine(environ),
         "plan.json": lambda: plan_document(environ)[0],
         "history.json": lambda: history(settings.state_dir),
-        "kernel-gpu.json": lambda: kernel_log() or "the kernel's log is not readable from here",
+        "kernel-gpu.json": lambda: kernel_log.nvidia_messages() or "the kernel's log is not readable from here",
     }
     for name, make in documents.items():
         yield name, _json(make)
@@ -127,12 +126,12 @@ def _versions() -> dict[str, Any]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    shown = {}
+    found = {}
     for name in sorted(environ):
-        if name.startswith(_SHOWN):
+        if name.startswith(_REPORTED):
             secret = any(word in name for word in _SECRET)
-            shown[name] = "***" if secret else environ[name]
-    return shown
+            found[name] = "***" if secret else environ[name]
+    return found
 
 
 def _secrets(loaded: Loaded, environ: Mapping[str, str]) -> list[str | None]:

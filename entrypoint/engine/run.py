@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..host.kernel_log import HostSigns
+from ..host.kernel_log import KernelMonitor
 from ..scrub import Scrubber
 from . import log
 from .process import Ended, Engine
@@ -39,7 +39,7 @@ class Run:
     ends: list[Ended] = field(default_factory=list)
     heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
-    kernel_evidence: HostSigns = field(default_factory=HostSigns)
+    kernel_evidence: KernelMonitor = field(default_factory=KernelMonitor)
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
     exposed: bool = False  # its HTTP server listens: from here on the log may hold what clients wrote

@@ -27,3 +27,18 @@ def is_exhaustion(error: BaseException) -> bool:
     """Return True when ``error`` says that this process, or the host, is out of descriptors or memory: it tells
     nothing of what was being looked at."""
     return isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES
+
+
+def open_files() -> int | None:
+    """The hard limit of open files, to which the engine may raise its own. None: unlimited."""
+    return _hard(resource.RLIMIT_NOFILE)
+
+
+def lockable_bytes() -> int | None:
+    """How many bytes of memory a process may lock. None: unlimited."""
+    return _hard(resource.RLIMIT_MEMLOCK)
+
+
+def _hard(kind: int) -> int | None:
+    limit = resource.getrlimit(kind)[1]
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -21,7 +21,7 @@ from ..engine.run import Run
 from ..errors import Stop, unwritable
 from ..healing import events
 from ..healing.phases import Phase
-from ..host import gpu_memory, ports
+from ..host import nvml, ports
 from ..host.limits import is_exhaustion
 from ..state.boots import Boot, Boots
 from ..units import format_duration
@@ -191,7 +191,7 @@ class ActiveRun:
         """Note the least free memory of the GPUs from time to time: it confirms, or not, that memory ran out."""
         gpus = [gpu.index for gpu in self._planned.inventory.gpus]
         while gpus:
-            free = await asyncio.to_thread(gpu_memory.free_bytes, gpus)
+            free = await asyncio.to_thread(nvml.free_bytes, gpus)
             self.run.gpu_free_bytes = min(free.values(), default=None)
             await asyncio.sleep(MEMORY_EVERY)
 

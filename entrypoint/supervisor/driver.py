@@ -15,7 +15,7 @@ from ..engine import leftovers
 from ..errors import Stop, config_rejected, refused
 from ..healing import events, machine
 from ..healing.events import Do
-from ..host import inventory, ports
+from ..host import discover, ports
 from ..plan import Change
 from ..state.boots import Boots
 from ..state.post_mortems import PostMortems
@@ -160,7 +160,7 @@ class Driver:
         self.node.on_preparing()
         await asyncio.to_thread(leftovers.end, settings.state_dir, self._log.warning)
         self._boots.compact()
-        found = await asyncio.to_thread(inventory.current, settings.gpu_inventory, self._environ)
+        found = await asyncio.to_thread(discover.current, settings.gpu_inventory, self._environ)
         self.loaded = loading.resolve_preset(self.loaded, len(found.gpus), self._environ)
         for note in self.loaded.notes:
             self._log.info(note)

@@ -96,7 +96,7 @@ async def collect(failed: FailedRun) -> NodeEvidence:
 def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
     """The facts beside the log. Blocking."""
     from ..healing.classify import Observed
-    from ..host import gpu_memory
+    from ..host import nvml
 
     code = failed.run.exit_code
     alarm = failed.alarm
@@ -110,7 +110,7 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
         stage=TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage),
         oom_kill=kernel.oom_kill,
         xids=kernel.xids,
-        gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),
+        gpus_missing=len(nvml.free_bytes(gpus)) < len(gpus),
         exposed=failed.boot.ready_at is not None or failed.run.exposed,
         disk_full=any(
             map(is_full, (failed.planned.loaded.settings.state_dir, failed.planned.loaded.settings.cache_dir))

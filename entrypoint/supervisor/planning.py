@@ -12,7 +12,7 @@ from ..config import engine_flags, loading
 from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
-from ..host import inventory
+from ..host import discover
 from ..plan import Plan
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
@@ -26,7 +26,7 @@ def plan_document(
     from the hub. ``ask_engine``: the installed engine is asked whether it accepts the plan, and its refusal makes the
     plan infeasible. Raises Stop."""
     loaded = loading.load(environ)
-    box = inventory.current(loaded.settings.gpu_inventory, environ)
+    box = discover.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     loaded.check_engine_args()
     checkpoint, model_path = _checkpoint(loaded, environ, on_note)

@@ -75,7 +75,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         report.output_path(str(tmp_path / "no" / "r.tar.gz"))
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_know_every_verb(shell: str) -> None:
     text = completion.script(cli._parser(), shell)
     for verb in ("serve", "plan", "weights", "doctor", "history", "report", "completion"):

@@ -113,7 +113,7 @@ def test_the_entrypoint_alone_is_small_and_byte_compiled(nix: Nix, launcher: Pat
     closure = nix("path-info", "-S", "--json", str(launcher.parents[1])).stdout
     assert next(iter(json.loads(closure).values()))["closureSize"] < 300 << 20
     package = launcher.parents[1] / "lib/entrypoint"
-    code = (package / "__pycache__/serve.cpython-312.pyc").read_bytes()
+    code = (package / "supervisor/__pycache__/serve.cpython-312.pyc").read_bytes()
     # Flags 1: bound to a hash and unchecked. Every file of the store has the same time.
     assert code[4:8] == b"\x01\0\0\0"
     (pydantic,) = nix.work.glob("store/*-relaunch-runtime/lib/python3.12/site-packages/pydantic/__pycache__/main.*pyc")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import cli
-from entrypoint.state.files import Lock
+from entrypoint.state.lock import Lock
 
 VERBS = (
     "serve gateway wait plan weights doctor config explain history hardware reset warm restart report test completion"

@@ -18,10 +18,10 @@ import pytest
 
 from entrypoint.config import loading
 from entrypoint.errors import Stop
-from entrypoint.state.files import utc
 from entrypoint.state.post_mortems import PostMortems
 from entrypoint.ui import progress_line, wait
 from entrypoint.ui.progress_line import ProgressLine
+from entrypoint.units import utc
 
 STARTING = {"phase": "STARTING", "ready": False, "stage": "loading", "percent": 40.2, "estimate_seconds": 31.0}
 PREPARING = {
