@@ -172,7 +172,8 @@ _REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqIn
 # entrypoints/openai/serving_base.py.
 _ECHO = re.compile(
     r"^(?:Hit invalid |Model attempted to call|Error in request|Error in detect_and_parse"
-    r"|Error in parse_streaming_increment|Tool call parsing error|Failed to parse|Invalid Inkling)"
+    r"|Error in parse_streaming_increment|Tool call parsing error|Failed to (?:parse|compile)|Invalid Inkling"
+    r"|\[http_server\] Error)"
 )
 
 

@@ -102,10 +102,12 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     def why_ended(finding: NodeEvidence) -> Verdict:
         return classify([finding.alarm or ""], Observed(stage=finding.observed.stage))
 
-    verdicts = {f.node: confirm(classify(f.lines, f.observed), f.observed) if f.own else why_ended(f) for f in findings}
+    verdicts = {f.node: classify(f.lines, f.observed) if f.own else why_ended(f) for f in findings}
     chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
     if chosen is not None:
-        return next(f for f in findings if f.node == chosen.node), chosen.verdict
+        root = next(f for f in findings if f.node == chosen.node)
+        # Only now: which end follows from which is told by what the logs say.
+        return root, confirm(chosen.verdict, root.observed)
     # No engine failed by itself: a node or the network to it was lost, as the head's own alarm says.
     return findings[0], why_ended(findings[0])
 

@@ -21,6 +21,8 @@ STAMP = "[2026-11-30 10:00:00 TP0] "
         "Model attempted to call undefined function: MYPRIVATEPROMPT",
         "Error in request: MYPRIVATEPROMPT",
         "Failed to parse MYPRIVATEPROMPT",
+        "Failed to compile regex grammar: MYPRIVATEPROMPT",
+        "[http_server] Error: MYPRIVATEPROMPT",
     ],
 )
 @pytest.mark.parametrize("stamp", ["", STAMP])
