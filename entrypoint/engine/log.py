@@ -260,18 +260,25 @@ class LogParser:
         began = self._began.pop((writer, stage), now)
         return StageEnded(stage, rank, float(elapsed[1]) if elapsed else now - began, now)
 
+    def _readings_of_loading(self, line: Line, kind: str) -> Iterator[Reading]:
+        rank = line.rank
+        available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
+        second = (line.writer, "weights") in self._sums  # the draft model, loaded after the target
+        if kind == "begin":
+            if available and not second:
+                yield Reading("baseline_free", _bytes(available[1]), rank)
+            return
+        if used:
+            self._sums[line.writer, "weights"] = _bytes(used[1])
+            yield Reading("draft_weights" if second else "weights", _bytes(used[1]), rank)
+        if available:
+            yield Reading("free_after_load", _bytes(available[1]), rank)
+
     def _readings(self, line: Line, kind: str, stage: str) -> Iterator[Reading]:
         text, rank = line.text, line.rank
         available, used = _AVAILABLE.search(text), _USED.search(text)
         if stage == "loading":
-            second = (line.writer, "weights") in self._sums  # the draft model, loaded after the target
-            if kind == "begin" and available and not second:
-                yield Reading("baseline_free", _bytes(available[1]), rank)
-            if kind == "end" and used:
-                self._sums[line.writer, "weights"] = _bytes(used[1])
-                yield Reading("draft_weights" if second else "weights", _bytes(used[1]), rank)
-            if kind == "end" and available:
-                yield Reading("free_after_load", _bytes(available[1]), rank)
+            yield from self._readings_of_loading(line, kind)
         elif text.startswith("KV Cache is allocated"):
             count, sizes = _KV_TOKENS.search(text), _KV_SIZE.findall(text)
             if count:

@@ -385,6 +385,11 @@ class Scanner:
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
                     self.boot.numbers[event.name] = worst(event.bytes, self.boot.numbers.get(event.name, event.bytes))
             return True
+        return self._foreign_mark(line)
+
+    def _foreign_mark(self, line: Line) -> bool:
+        """Stage lines of other engines and of partial logs."""
+        text = line.text
         for stage, pattern in catalogue().marks:
             if pattern.search(text):
                 if stage == "jit_build":
