@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .causes import catalogue
+from .causes import catalogue, xid_classes
 from .scan import ORDER, Boot, Hit, Scanner
 
-LOST_XIDS = frozenset({74, 79, 119, 120, 140, 154, 155, 156, 158})
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
 # What goes on although the engine answers.
@@ -112,7 +111,9 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
     confidence = _confidence(best) * (0.9 if earlier else 1.0)
     stage = best.stage or observed.stage or catalogue().causes[best.cause].stage
     evidence = _evidence(sorted({best.number: best, **{hit.number: hit for hit in same[:3]}}.values(), key=_number))
-    return _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+    verdict = _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+    advice = [hit.rule.next_step for hit in (best, *same) if hit.rule.next_step]
+    return replace(verdict, next_step=advice[0]) if advice else verdict
 
 
 def _nothing_found(boot: Boot, lines: int, observed: Observed) -> Verdict:
@@ -170,7 +171,9 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
     stage = observed.stage or boot.stage_of("")
     strong = best is not None and best.score >= 62
-    lost = sorted(set(observed.xids) & LOST_XIDS)
+    lost = [
+        number for kind in xid_classes() if kind.name != "ignored" for number in observed.xids if number in kind.numbers
+    ]
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
     if observed.gpus_missing or lost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 SHORTEST = 3  # shorter words are in every line
 
 
-def needed(expression: str) -> frozenset[str] | None:
+def required_literals(expression: str) -> frozenset[str] | None:
     """Words of which at least one is in every text that ``expression`` matches (lower case); None: unknown."""
     found, _ = _alternatives(expression, 0)
     return found

@@ -15,7 +15,7 @@ from entrypoint.healing import causes
 from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Observed, classify
 from entrypoint.healing.explain import explain_file
-from entrypoint.healing.prefilter import needed
+from entrypoint.healing.prefilter import required_literals
 from entrypoint.healing.scan import WORDS, Scanner
 
 DATA = Path(__file__).parents[1] / "data"
@@ -306,7 +306,7 @@ def test_a_log_full_of_failures_stays_bounded() -> None:
 )
 def test_the_words_that_an_expression_needs_are_in_what_it_matches(expression: str, text: str) -> None:
     assert re.search(expression, text)
-    words = needed(expression)
+    words = required_literals(expression)
     assert words is None or any(word in text for word in words)
 
 
