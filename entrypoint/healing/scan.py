@@ -192,6 +192,7 @@ WORDS = (
     "inkling",
     "gigachat",
     "malformed",
+    "text",
 )
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
