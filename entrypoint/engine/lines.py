@@ -19,15 +19,19 @@ _WRAPPERS = tuple(
     for pattern in (
         rf"\[{_STAMP}(?P<fields>(?: [A-Z_]+\d+)*)\] ?",  # sglang
         r"\[rank(?P<rank>\d+)\]: ?",  # torch
+        rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d) (?!stdout|stderr)\S+ [\w@./-]+(?:\[\d+\])?: ",  # journald, short-iso
         rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
         r"\w[\w./-]*\s*\| ",  # docker compose
         r"\[pod/[^\]]+\] ",  # kubectl logs --prefix
+        rf"<\d{{1,3}}>1 {_STAMP}(?:Z|[+-]\d\d:?\d\d) \S+ \S+ \S+ \S+ (?:-|\[.*?\]) (?:\ufeff)?",  # RFC 5424
+        r"<\d{1,3}>(?=[A-Z\[])",  # RFC 3164 and kmsg priorities
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w@.:/-]+(?:\[\d+\])?: ",  # journald, syslog
         r"\[ *\d+\.\d{3,6}\] ",  # dmesg
         r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
         r"\((?:\w*?_?(?:TP|rank)(?P<worker>\d+)\w*|[A-Z]\w*)(?: (?:pid|ip)=[^)]*)?\) ?",  # vLLM, Ray
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?)+",  # vLLM
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
+        r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? "
+        r"(?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
+        r"(?P<prefix>DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
         r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
         r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue
     )
@@ -37,11 +41,15 @@ _TP = re.compile(r"\bTP(\d+)")
 
 class Line(NamedTuple):
     """A message without its wrappers. ``rank``: the tensor-parallel rank that wrote it, None when unsaid;
-    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart."""
+    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart; ``starts_record``: an
+    engine's own prefix stands before it, so it is not the continuation of the record above; ``level``: the level
+    that the prefix names, in upper case, or an empty string."""
 
     text: str
     rank: int | None
     writer: str
+    starts_record: bool = False
+    level: str = ""
 
 
 def strip_ansi(text: str) -> str:
@@ -54,7 +62,7 @@ def unwrap(raw: str) -> Line:
     text = strip_ansi(raw[:LONGEST]).rstrip("\r\n")
     if text.startswith('{"') and ('"log"' in text or '"message"' in text or '"msg"' in text):
         text = _from_json(raw) or text
-    rank, writer = None, ""
+    rank, writer, starts_record, level = None, "", False, ""
     for _ in range(6):
         for wrapper in _WRAPPERS:
             match = wrapper.match(text)
@@ -64,6 +72,8 @@ def unwrap(raw: str) -> Line:
             break
         text = text[match.end() :]
         groups = match.groupdict()
+        level = groups.get("level") or groups.get("prefix") or level
+        starts_record = starts_record or "fields" in groups or bool(level) or "device" in groups
         if groups.get("fields"):
             writer = groups["fields"].strip()
             found = _TP.search(writer)
@@ -71,7 +81,7 @@ def unwrap(raw: str) -> Line:
         for name in ("rank", "worker", "device"):
             if rank is None and groups.get(name):
                 rank = int(groups[name])
-    return Line(text, rank, writer)
+    return Line(text, rank, writer, starts_record, level)
 
 
 def _from_json(raw: str) -> str | None:
@@ -84,3 +94,47 @@ def _from_json(raw: str) -> str | None:
         if isinstance(document, dict) and isinstance(document.get(key), str):
             return strip_ansi(document[key][:LONGEST]).rstrip("\r\n")
     return None
+
+
+_CONFIGURATION = ("server_args=", "ServerArgs(", "Namespace(", "Command: ", "+ ")
+# Records in which the engine repeats what a client sent or a model wrote: with --log-requests, and always at
+# constrained/*_backend.py, function_call/*.py and entrypoints/openai/serving_*.py.
+_REQUEST = re.compile(
+    r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:"
+    r"|^(?:Hit invalid |Skip unsupported |[Ss]kip invalid |Rejecting \S+ grammar|Error in request\b"
+    r"|Error in (?:detect_and_parse|parse_streaming_increment|preprocessing prompt)"
+    r"|Error (?:getting structure|during (?:de)?tokeniz|processing embedding)"
+    r"|Model attempted to call|\[?GigaChat\w*\]?|Surfacing Inkling|Invalid Inkling|Dropping malformed"
+    r"|(?:Required )?[Tt]ool (?:call parsing|JSON parse) error|Tool call parsing error|Reasoning parsing error"
+    r"|Tool \S.* not found|Failed to parse |Malformed \S+ tool|Ignoring (?:invalid )?tool|Request \S+ (?:failed|error)"
+    r"|\[http_server\] Error)"
+)
+
+
+def is_configuration(text: str) -> bool:
+    """Return whether a record only says how the engine was configured: what it names is no evidence."""
+    return text.startswith(_CONFIGURATION) or "server_args=" in text[:120]
+
+
+def is_request(text: str) -> bool:
+    """Return whether a record repeats what a client asked for or a model answered."""
+    return _REQUEST.search(text[:160]) is not None
+
+
+class EvidenceFilter:
+    """Tells the engine's own statements from what it only repeats.
+
+    A request's text may hold line ends, and a long line is cut into pieces by whoever stored it: every line after a
+    repeated request belongs to it until the engine's own prefix begins a new record.
+    """
+
+    def __init__(self) -> None:
+        self._in_request = False
+
+    def admits(self, line: Line) -> bool:
+        """Return whether ``line`` may be read as a statement of the engine. Call it with every line in order."""
+        if is_request(line.text):
+            self._in_request = True
+        elif line.starts_record:
+            self._in_request = False
+        return not self._in_request and not is_configuration(line.text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..units import GIB
-from .lines import Line, strip_ansi, unwrap
+from .lines import EvidenceFilter, Line, strip_ansi, unwrap
 
 __all__ = [
     "STAGES",
@@ -27,8 +27,6 @@ __all__ = [
     "StageBegun",
     "StageEnded",
     "TokenActivity",
-    "carries_request",
-    "is_configuration",
     "mark_of",
     "strip_ansi",
 ]
@@ -165,30 +163,6 @@ _FATAL = re.compile(
 )
 
 
-_REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:")
-
-
-# Where sglang repeats what a client sent without any request logging: constrained/*_backend.py, function_call/*,
-# entrypoints/openai/serving_base.py.
-_ECHO = re.compile(
-    r"^(?:Hit invalid |Model attempted to call|Error in request|Error in detect_and_parse"
-    r"|Error in parse_streaming_increment|Tool call parsing error|Failed to (?:parse|compile)|Invalid Inkling"
-    r"|\[http_server\] Error)"
-)
-
-
-def carries_request(line: str) -> bool:
-    """Whether a line of the log, with its prefix, repeats what a client sent: it is never kept."""
-    return _REQUEST.search(line[:240]) is not None or _ECHO.match(unwrap(line).text) is not None
-
-
-def is_configuration(text: str) -> bool:
-    """Whether a line only says how the engine was configured, or what a client asked for (`--log-requests`): what is
-    named there is no evidence, and prompts never become part of it."""
-    starts = text.startswith(("server_args=", "ServerArgs(", "Namespace(", "Command: ", "+ "))
-    return starts or "server_args=" in text[:120] or _REQUEST.search(text[:160]) is not None
-
-
 def mark_of(text: str) -> tuple[str, str] | None:
     """(begin or end, stage) when ``text`` is one of the engine's stage lines."""
     head = text[:80]  # the texts are also quoted in messages, further to the right
@@ -214,6 +188,7 @@ class LogParser:
         self._sums: dict[tuple[str, str], float] = {}
         self._floor = "imports"
         self._started = False
+        self._filter = EvidenceFilter()
 
     @property
     def stage(self) -> str:
@@ -236,7 +211,7 @@ class LogParser:
             self._began["", "imports"] = now
         for part in _GLUED.split(line[:65536]) if "%|" in line else (line,):
             found = unwrap(part)
-            if found.text and not is_configuration(found.text):
+            if found.text and self._filter.admits(found):
                 events.extend(self._events(found, now))
         return events
 
@@ -252,7 +227,7 @@ class LogParser:
         if tokens:
             yield TokenActivity("prefill" if tokens[1] == "Prefill" else "decode")
             return
-        mark = mark_of(text)
+        mark = None if self.fired_up else mark_of(text)  # afterwards only a request's text looks like one
         if mark:
             yield from self._move(line, *mark, now)
             yield from self._readings(line, *mark)

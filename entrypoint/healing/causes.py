@@ -29,7 +29,8 @@ class Rule:
     """Texts that show a cause, each with the words that it needs (`prefilter.py`).
 
     ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only counts there (empty:
-    anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached.
+    anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached;
+    ``next_step``: advice that this evidence calls for, instead of the cause's own.
     See the head of `catalogue/causes.toml` for ``weight``.
     """
 
@@ -40,6 +41,7 @@ class Rule:
     stages: frozenset[str]
     frames: re.Pattern[str] | None
     stage: str | None
+    next_step: str = ""
 
     def search(self, text: str, lowered: str) -> re.Match[str] | None:
         """The first text that shows the cause; ``lowered`` is ``text`` in lower case."""
@@ -72,6 +74,30 @@ class Catalogue:
 _RULES = ("memory", "kernels", "running", "places", "asked")
 
 
+@dataclass(frozen=True)
+class XidClass:
+    """Xid numbers that call for one thing. ``name``: reset, reboot or ignored; ``next_step``: that thing, in words."""
+
+    name: str
+    numbers: frozenset[int]
+    next_step: str
+
+    def rule(self) -> Rule:
+        """The rule for the kernel's line about such an Xid."""
+        numbers = "|".join(map(str, sorted(self.numbers)))
+        ignored = self.name == "ignored"
+        pattern = rf"xid ?\([^)]*\): ?(?:{numbers})\b|\bxid(?: error| code)?[ :=#]{{1,3}}(?:{numbers})\b"
+        texts = ((required_literals(pattern), _compile(pattern)),)
+        weight = 88 if ignored else 98
+        return Rule("none" if ignored else "gpu_lost", weight, texts, None, frozenset(), None, None, self.next_step)
+
+
+@cache
+def xid_classes() -> tuple[XidClass, ...]:
+    """NVIDIA's table of Xid numbers, by what they call for."""
+    return tuple(XidClass(name, frozenset(row["numbers"]), row["next"]) for name, row in _read("xids").items())
+
+
 @cache
 def catalogue() -> Catalogue:
     """The catalogue that ships with the package; read once."""
@@ -83,7 +109,7 @@ def catalogue() -> Catalogue:
     }
     return Catalogue(
         causes,
-        tuple(_rule(row) for row in rules),
+        (*(kind.rule() for kind in xid_classes()), *(_rule(row) for row in rules)),
         data["by_stage"],
         tuple((row["stage"], _compile(row["re"])) for row in data["frame"]),
         tuple((row["stage"], _compile(row["re"])) for row in data["mark"]),
@@ -103,6 +129,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
         stages=frozenset(row.get("in", ())),
         frames=_compile(row["frames"]) if "frames" in row else None,
         stage=row.get("stage"),
+        next_step=row.get("next", ""),
     )
 
 

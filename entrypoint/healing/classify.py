@@ -8,16 +8,18 @@ ends with 137 for almost everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .causes import catalogue
+from .causes import catalogue, xid_classes
 from .scan import ORDER, Boot, Hit, Scanner
 
-LOST_XIDS = frozenset({74, 79, 119, 120, 140, 154, 155, 156, 158})
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
+# What goes on although the engine answers.
+_LASTING = frozenset({"nan_output", "degenerate_output", "gpu_lost"})
+_GOES_ON = 20  # signs of life after a failure text: however the run ended later, that text did not end it
 _STOPPED = "a process was stopped by a signal from outside"
 _TEXT = 300  # characters of an evidence line
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:(?<=bearer )\S+|(?<=api[_-]key[=:])\S+)")
@@ -99,7 +101,7 @@ def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
 def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
     boot, earlier = _relevant(scanner)
-    best = _first_fatal(boot, scanner.lines)
+    best = _first_fatal(boot, scanner.lines, observed)
     outside = _from_outside(boot, best, observed)
     if outside is not None:
         cause, stage, confidence, text = outside
@@ -109,29 +111,60 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
         verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
         return replace(verdict, outside=text == _STOPPED)
     if best is None:
-        seen = [hit for hit in boot.hits if hit.cause == "none"][:3]
-        return _verdict("none", observed.stage or boot.stage_of(""), None, 0.7, _evidence(seen), boot)
+        return _nothing_found(boot, scanner.lines, observed)
     same = [hit for hit in boot.hits if hit.cause == best.cause and hit is not best and not hit.soft]
     confidence = _confidence(best) * (0.9 if earlier else 1.0)
     stage = best.stage or observed.stage or catalogue().causes[best.cause].stage
     evidence = _evidence(sorted({best.number: best, **{hit.number: hit for hit in same[:3]}}.values(), key=_number))
-    return _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+    verdict = _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+    advice = [hit.rule.next_step for hit in (best, *same) if hit.rule.next_step]
+    return replace(verdict, next_step=advice[0]) if advice else verdict
+
+
+def _nothing_found(boot: Boot, lines: int, observed: Observed) -> Verdict:
+    """The verdict ``none``: the run works and the log shows it, or the log shows neither."""
+    past = [hit for hit in boot.hits if hit.cause != "none" and hit.score >= _FLOOR and not hit.soft]
+    seen = past[:3] or [hit for hit in boot.hits if hit.cause == "none"][:3]
+    stage = observed.stage or boot.stage_of("")
+    healthy = boot.ready or boot.life > 0
+    verdict = _verdict("none", stage, None, 0.9 if healthy else 0.4, _evidence(seen), boot)
+    if not healthy:
+        summary = f"nothing in {lines} lines is a known sign of a failure, and none shows that the server works"
+        return replace(verdict, summary=summary, next_step="look at the end of the log, or give the whole of it")
+    signs = [f"it became ready (line {boot.ready_at})"] if boot.ready else []
+    if boot.life:
+        signs.append(f"it worked on {boot.life} batches or requests, the last in line {boot.last_life}")
+    overcome = "; what failed before that was overcome" if past else "; no failure came after"
+    return replace(verdict, summary=f"the engine works: {' and '.join(signs)}{overcome}")
 
 
 def _relevant(scanner: Scanner) -> tuple[Boot, bool]:
-    """The last run, or the last that failed when the last one shows nothing."""
-    if _first_fatal(scanner.boot, scanner.lines) is None:
+    """The last run; the last that failed when the last one shows nothing and has not become ready."""
+    nothing = Observed()
+    if not scanner.boot.ready and _first_fatal(scanner.boot, scanner.lines, nothing) is None:
         for boot in reversed(scanner.boots[:-1]):
-            if boot.ended and _first_fatal(boot, scanner.lines) is not None:
+            if boot.ended and _first_fatal(boot, scanner.lines, nothing) is not None:
                 return boot, True
     return scanner.boot, False
 
 
-def _first_fatal(boot: Boot, lines: int) -> Hit | None:
+def _survived(hit: Hit, boot: Boot, ended: bool) -> bool:
+    """Whether the engine went on after ``hit``: it became ready, or worked on."""
+    if hit.cause in _LASTING:
+        return False
+    if ended:
+        return boot.life - hit.life >= _GOES_ON
+    return boot.ready_at > hit.number or boot.last_life > hit.number
+
+
+def _first_fatal(boot: Boot, lines: int, observed: Observed) -> Hit | None:
+    """The hit that explains the end of ``boot``: of those that say most, the first."""
+    ended = boot.died or observed != Observed(stage=observed.stage)
     hits = [hit for hit in boot.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
+    hits = [hit for hit in hits if not _survived(hit, boot, ended)]
     hard = [hit for hit in hits if not hit.soft]
     # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on.
-    candidates = hard or (hits if boot.ended or lines <= 5 else [])
+    candidates = hard or [hit for hit in hits if boot.ended or (lines <= 5 and not hit.told)]
     if not candidates:
         return None
     best = max(hit.score for hit in candidates)
@@ -139,11 +172,17 @@ def _first_fatal(boot: Boot, lines: int) -> Hit | None:
     return None if first.cause == "none" else first
 
 
+def lost_xids(numbers: Sequence[int]) -> list[int]:
+    """Return those of ``numbers`` after which a GPU cannot be used without a reset, a reboot or a new card."""
+    kinds = [kind for kind in xid_classes() if kind.name != "ignored"]
+    return [number for kind in kinds for number in numbers if number in kind.numbers]
+
+
 def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
     stage = observed.stage or boot.stage_of("")
     strong = best is not None and best.score >= 62
-    lost = sorted(set(observed.xids) & LOST_XIDS)
+    lost = lost_xids(observed.xids)
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
     if observed.gpus_missing or lost:

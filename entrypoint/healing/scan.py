@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..engine.lines import LONGEST, Line, unwrap
-from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, is_configuration, mark_of
+from ..engine.lines import LONGEST, EvidenceFilter, Line, is_configuration, is_request, unwrap
+from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, mark_of
 from .causes import Rule, catalogue
 from .numbers import files_in, foreign, numbers_in
 
@@ -185,6 +185,14 @@ WORDS = (
     "gave up",
     "started anew",
     "engine of node",
+    "obj=",
+    "reqinput",
+    "received request",
+    "attempted to call",
+    "inkling",
+    "gigachat",
+    "malformed",
+    "text",
 )
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
@@ -199,6 +207,31 @@ _SOFT = re.compile(
     r"|will (?:use|be used|retry|wait))\b|^HINT",
     re.IGNORECASE,
 )
+# Lines of level INFO and of a library's warning: they tell, they do not fail.
+_TOLD = re.compile(
+    r"^(?:\S+:\d+: )?(?:\w*Warning: )|\bIgnoring incompatible\b|^Ignore import error|^Skipping (?:import|tactic)"
+    r"|\[W:onnxruntime|\| INFO +\||- INFO -|To silence this warning"
+)
+# Where a request is taken apart, before it reaches the scheduler; and where the engine itself works.
+_OF_REQUEST = re.compile(
+    r"entrypoints/(?:openai|anthropic|ollama|serve)|entrypoints/(?:http_server|api_server|launcher)|serving_\w+\.py"
+    r"|starlette/|fastapi/|uvicorn/protocols|aiohttp/web|jinja2/|chat_template|managers/(?:tokenizer_manager|template)"
+    r"|multimodal/processors|PIL/|function_call/|constrained/"
+)
+_OF_ENGINE = re.compile(
+    r"managers/(?:scheduler|tp_worker|detokenizer)|model_executor/|model_runner|run_scheduler_process|engine/core"
+    r"|v1/worker|worker/worker|model_loader|launch_server|in (?:load_model|_launch_subprocesses|prepare_server_args)\b"
+)
+# A process of the engine is over; the exception of a thread or a request alone is not that.
+_ENDS = re.compile(
+    r"SIGQUIT received|received sigquit|died during initialization|subprocess \S+ .{0,20}crashed|hit an exception"
+    r"|segmentation fault|sigsegv|fatal python error|core dumped|terminate called|^killed$|^aborted"
+    r"|exit ?code|exited with|ended by signal|engine ?core .{0,40}(?:died|dead|failed|fatal)|EngineDeadError"
+    r"|initialization failed|terminated",
+    re.IGNORECASE,
+)
+_WRITTEN_BY_SERVING = re.compile(r"^[^\]]{0,100}\bserving_\w+\.py:\d+\]")
+_LIFE = (" batch, #", " batch [", '" 200 OK', "generation throughput: ")
 _ACCESS = re.compile(r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) \S+ HTTP/[\d.]+"')
 _RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
 _CAPTURE_SIZE = re.compile(r"Capturing (?:batches|num tokens) \((?:bs|num_tokens)=(\d+)")
@@ -216,6 +249,8 @@ class Hit(NamedTuple):
     soft: bool
     stage: str | None
     rank: int | None
+    life: int = 0  # signs of life that came before it
+    told: bool = False  # by a library's warning, or at level INFO
 
 
 @dataclass
@@ -233,6 +268,10 @@ class Boot:
     files: dict[str, None] = field(default_factory=dict)
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
+    died: bool = False  # a process of the engine is over, and the log says so
+    ready_at: int = 0  # the line that said READY
+    life: int = 0  # lines that only a working engine writes: batches, answered requests
+    last_life: int = 0  # the last of them
 
     def stage_of(self, writer: str) -> str | None:
         own = (self.stages.get(writer) if writer else None) or self.latest
@@ -250,8 +289,10 @@ class Scanner:
         self._parser = LogParser()
         self._frames: list[str] = []
         self._trace: Line | None = None
+        self._trace_at = 0
         self._seen: dict[str, int] = {}
         self._tried = 0
+        self._filter = EvidenceFilter()
 
     @property
     def boot(self) -> Boot:
@@ -260,7 +301,8 @@ class Scanner:
     def feed(self, number: int, raw: str) -> None:
         if len(raw) > LONGEST:
             self._feed(number, raw[:LONGEST])
-            if not is_configuration(unwrap(raw[:400]).text):
+            start = unwrap(raw[:400]).text
+            if not is_configuration(start) and not is_request(start):
                 self._feed(number, raw[LONGEST:][-LONGEST:])
         else:
             self._feed(number, raw)
@@ -275,20 +317,25 @@ class Scanner:
             if frame:
                 self._frames = [*self._frames[-400:], f"{frame[1]} {frame[2]}"]
                 return
-        if "server_args=" in lowered:
+        if "server_args=" in lowered and "server_args=" in unwrap(raw).text[:13]:
             self._new_boot()
             return
+        if any(sign in raw for sign in _LIFE) and self._filter.admits(unwrap(raw)):
+            self.boot.life += 1
+            self.boot.last_life = number
         if " batch, #" in raw or " batch [" in raw:
             self.boot.activity = "prefill" if "Prefill" in raw else "decode"
             if self.boot.activity == "prefill":
                 self.boot.numbers.update(numbers_in(raw, "new_tokens"))
             return
-        if '" 200 OK' in raw:
+        if '" 200 OK' in raw or _WRITTEN_BY_SERVING.match(raw):
             return
         if not any(word in lowered for word in WORDS):
             return
         for part in raw.split("\r"):
-            self._line(number, unwrap(part))
+            line = unwrap(part)
+            if line.text and self._filter.admits(line):
+                self._line(number, line)
 
     def _new_boot(self) -> None:
         """sglang prints its configuration once per run: a second time means that it was started again."""
@@ -300,14 +347,12 @@ class Scanner:
 
     def _line(self, number: int, line: Line) -> None:
         text = line.text
-        if not text or is_configuration(text):
-            return
         if self._mark(number, line):
             return
         if _ACCESS.search(text):
             return
         if _HIT_EXCEPTION.search(text):
-            self._frames, self._trace = [], line
+            self._frames, self._trace, self._trace_at = [], line, number
         if "%" in text and "|" in text and "it/s" in text:
             return
         shape = text.translate(_DIGITS)
@@ -323,6 +368,8 @@ class Scanner:
         """Stage lines and progress bars; True when the line is nothing else."""
         text = line.text
         mark = mark_of(text)
+        if mark and self.boot.ready and not self.boot.ended:
+            return True  # nothing starts twice in one run: a request's text, or the end of another run's log
         if mark:
             kind, stage = mark
             reached = TAXONOMY_STAGE[stage]
@@ -330,12 +377,18 @@ class Scanner:
                 reached = {"loading": "kv_alloc", "kv_pool": "warmup", "graphs": "warmup"}.get(stage, reached)
             everyone = line.rank is None and stage in ("warmup", "serving")
             self._set(line.writer, line.rank, reached, everyone=everyone)
-            self.boot.ready |= stage == "serving"
+            if stage == "serving":
+                self.boot.ready, self.boot.ready_at = True, number
             for event in self._parser.feed(text, 0.0):
                 if isinstance(event, Reading):
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
                     self.boot.numbers[event.name] = worst(event.value, self.boot.numbers.get(event.name, event.value))
             return True
+        return self._foreign_mark(line)
+
+    def _foreign_mark(self, line: Line) -> bool:
+        """Stage lines of other engines and of partial logs."""
+        text = line.text
         for stage, pattern in catalogue().marks:
             if pattern.search(text):
                 if stage == "jit_build":
@@ -362,6 +415,10 @@ class Scanner:
         owner = line if line.writer or line.rank is not None or self._trace is None else self._trace
         reached = self.boot.stage_of(owner.writer)
         frames, lowered = "\n".join(self._frames), text.lower()
+        if frames and _OF_REQUEST.search(frames) and not _OF_ENGINE.search(frames):
+            # One request failed, and was answered so.
+            self.boot.hits = [hit for hit in self.boot.hits if hit.number < self._trace_at - 1]
+            return
         shown = _stage_of_frames(frames)
         for rule in catalogue().rules:
             if rule.stages and reached and reached not in rule.stages:
@@ -370,10 +427,17 @@ class Scanner:
                 continue
             if rule.frames and not rule.frames.search(frames):
                 continue
-            self._keep(number, text, rule, reached, shown, owner.rank)
+            self._keep(number, text, rule, reached, shown, owner.rank, line.level)
 
     def _keep(
-        self, number: int, text: str, rule: Rule, reached: str | None, shown: str | None, rank: int | None
+        self,
+        number: int,
+        text: str,
+        rule: Rule,
+        reached: str | None,
+        shown: str | None,
+        rank: int | None,
+        level: str,
     ) -> None:
         boot = self.boot
         if rank is None:
@@ -382,10 +446,12 @@ class Scanner:
         stage = refine(reached, shown, boot.activity if rule.cause == "oom" else None)
         cause = catalogue().resolve(rule.cause, rule.stage or stage)
         exception = bool(_EXCEPTION.search(text))
-        soft = not exception and rule.weight < 90 and bool(_SOFT.search(text))
+        told = (level in ("INFO", "DEBUG") and not cause.startswith("hang")) or bool(_TOLD.search(text))
+        soft = not exception and rule.weight < 90 and (told or bool(_SOFT.search(text)))
         score = rule.weight + (10 if exception else 0) - (55 if soft else 0)
         if rule.weight <= 32 and rule.weight > 5 and not soft:
             boot.ended = True
+            boot.died |= bool(_ENDS.search(text))
         numbers = numbers_in(text)
         if rule.cause == "oom" and foreign(numbers):
             cause, score = "memory_unbalanced", score + 6
@@ -397,7 +463,7 @@ class Scanner:
         if rule.weight > 32:
             boot.files.update(dict.fromkeys(files_in(text)))
         if len(boot.hits) < HIT_LIMIT:
-            boot.hits.append(Hit(number, text, rule, cause, score, soft, stage, rank))
+            boot.hits.append(Hit(number, text, rule, cause, score, soft, stage, rank, boot.life, soft and told))
 
 
 def refine(reached: str | None, shown: str | None, activity: str | None) -> str | None:

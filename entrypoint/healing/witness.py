@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .causes import catalogue
-from .classify import LOST_XIDS, Evidence, Observed, Verdict, classify
+from .classify import Evidence, Observed, Verdict, classify, lost_xids
 
 # The answer to these is the same start again, as long as the restart budget lasts: text may name them.
 HARMLESS = frozenset({"none", "engine_crash", "killed", "hang_serving", "node_lost"})
@@ -37,7 +37,7 @@ def confirm(verdict: Verdict, observed: Observed) -> Verdict:
 def _is_witnessed(cause: str, observed: Observed) -> bool:
     """Whether something that no client can write says that ``cause`` is true."""
     return (
-        (cause == "gpu_lost" and (observed.gpus_missing or bool(set(observed.xids) & LOST_XIDS)))
+        (cause == "gpu_lost" and (observed.gpus_missing or bool(lost_xids(observed.xids))))
         or (cause == "host_oom" and observed.oom_kill)
         or (cause == "disk_full" and observed.disk_full)
         or (cause in _MEMORY and observed.gpu_memory_low)

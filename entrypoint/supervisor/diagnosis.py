@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
-from ..engine.log import carries_request
+from ..engine.lines import is_request, unwrap
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from ..healing import events
 from ..plan import Change
@@ -146,7 +146,7 @@ def _post_mortem(
 def _last_lines(finding: NodeEvidence) -> list[str]:
     """The end of the log, without what clients asked for."""
     lines = list(finding.lines)[-LAST_LINES:]
-    return ["(a request, left out)" if carries_request(line) else line[:LINE_CHARS] for line in lines]
+    return ["(a request, left out)" if is_request(unwrap(line).text) else line[:LINE_CHARS] for line in lines]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:

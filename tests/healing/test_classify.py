@@ -235,8 +235,9 @@ def test_the_last_run_of_a_log_counts() -> None:
         "ValueError: Port is already in use. dist_init_port=1",
     ]
     assert classify([*first, *second, SIGQUIT]).cause == "port_in_use"
-    healthy = classify([*first, ARGS, READY])
-    assert healthy.cause == "oom_load", "the last failure, when the last run shows none"
+    starting = classify([*first, ARGS, "[2026-11-29 16:41:08 TP0] Init parallel begin."])
+    assert starting.cause == "oom_load", "the last failure, while the last run shows nothing yet"
+    assert classify([*first, ARGS, READY]).cause == "none", "a later run that became ready: it is over"
 
 
 def test_numbers_and_files_are_taken_out() -> None:
