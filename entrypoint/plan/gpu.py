@@ -75,7 +75,9 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         *result.warnings,
         *warnings.account(run, case, result),
     ]
-    run.refuse(*result.reasons)
+    pools, problem = warnings.host_pools(run, case, result)
+    run.refuse(*result.reasons, problem)
+    run.host = {"memory_bytes": inventory.host_memory_bytes or None, "pools_bytes": pools}
     return _plan(run, chosen, case, result), run.reasons
 
 

@@ -10,7 +10,7 @@ from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
 from ..config import engine_flags
 from ..host.inventory import Gpu
-from ..units import GIB
+from ..units import GIB, format_bytes
 from . import nodes, pipeline, solve
 from .constraints import Constraints
 from .kernel_limits import OLDEST
@@ -18,6 +18,8 @@ from .plan import VISIBLE, Infeasibility
 from .run import PlannerRun
 from .sharding import Parallel
 
+# --hicache-ratio when none is given (arg_groups/hicache_hook.py).
+HICACHE_RATIO = 2.0
 # A pool below this many tokens is said to be small.
 WORTHWHILE = 8192
 # Flags that move memory in ways that no term here follows.
@@ -85,6 +87,30 @@ def unknown_class(checkpoint: Checkpoint) -> Infeasibility | None:
         f"{architecture} is no class that sglang {engine_flags.engine_version()} or its transformers has: it cannot be "
         "served by this engine"
     )
+
+
+def host_pools(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> tuple[int, Infeasibility | None]:
+    """(bytes of host memory that the ranks of one node pin for a hierarchical cache, what speaks against them):
+    ``--hicache-size`` in GB a rank, else ``--hicache-ratio`` times the GPU's pool (mem_cache/memory_pool_host.py)."""
+    arg = run.constraints.engine_arg
+    if not arg("enable_hierarchical_cache"):
+        return 0, None
+    size, ratio = _number(arg("hicache_size")), _number(arg("hicache_ratio")) or HICACHE_RATIO
+    pool = int(size * 10**9) or int(ratio * result.tokens * result.cell)
+    taken, host = pool * case.parallel.per_node, run.inventory.host_memory_bytes
+    if not 0 < host < taken:
+        return taken, None
+    option = "--hicache-size" if size else "--hicache-ratio"
+    ranks = case.parallel.per_node
+    text = f"{option}: {ranks} ranks pin {format_bytes(taken)} of host memory, {format_bytes(host)} are there"
+    return taken, Infeasibility(text, ({option: None}, {"--enable-hierarchical-cache": None, option: None}))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0
 
 
 def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
