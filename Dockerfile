@@ -52,12 +52,16 @@ RUN --mount=type=cache,target=/tmp/uv \
         --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/runtime.txt
 
-# The engine's lock in the order of how seldom its parts change, a layer each: CUDA's libraries, torch and what is built
-# against it, then the engine with everything else. A new engine moves the last layer, and pulls fetch them side by side.
+# The engine's lock in the order of how seldom its parts change, a layer each: CUDA's libraries, torch with what is built
+# against it, everything else, and at last the engine with its kernels. A new engine rebuilds and moves the last layer
+# (2 GB of 9.5), and pulls fetch all four side by side.
 FROM base AS parts
 RUN --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
     awk 'BEGIN { part = "rest" } \
-        /^[a-z0-9]/ { part = /^nvidia-(cu[^t]|nccl|nv)/ ? "cuda" : /^(torch|torch[a-z]+|triton)==/ ? "torch" : "rest" } \
+        /^[a-z0-9]/ { part = "rest" } \
+        /^nvidia-(cu[^t]|nccl|nv)/ { part = "cuda" } \
+        /^(torch|torch[a-z]+|triton)==/ { part = "torch" } \
+        /^(sglang|sgl-|flashinfer|nvidia-cutlass)/ { part = "engine" } \
         { print > ("/tmp/" part ".txt") }' /tmp/lock.txt
 
 FROM system AS engine
@@ -74,9 +78,14 @@ RUN --mount=type=cache,target=/tmp/uv \
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=parts,source=/tmp/rest.txt,target=/tmp/rest.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/rest.txt
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=parts,source=/tmp/engine.txt,target=/tmp/engine.txt \
     --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
     /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/rest.txt \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/engine.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/engine.txt
 # The wheels' compiler and headers in the layout that FlashInfer expects, and a look into every installed binary:
 # is there code for this GPU, and do nvcc and the headers agree? A change elsewhere in entrypoint/ repeats neither.
@@ -100,7 +109,7 @@ RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_kerne
 ARG SGLANG=0.5.23
 ARG TORCH=2.14.1
 ARG FLASHINFER=0.7.2
-ARG LOCK=sha256:6e50067f6438aacbc99b7fd7cb43bd265e4d6288bc2f798cd072ca6a279f1ab0
+ARG LOCK=sha256:5881e0028b3df8b73d880c07b4f41833285f7e890677b408167a63a9fa506c0d
 LABEL relaunch.engine.sglang="${SGLANG}" \
       relaunch.engine.torch="${TORCH}" \
       relaunch.engine.flashinfer-python="${FLASHINFER}" \
