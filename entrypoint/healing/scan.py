@@ -214,9 +214,12 @@ _SOFT = re.compile(
 )
 # Lines of level INFO and of a library's warning: they tell, they do not fail.
 _TOLD = re.compile(
-    r"^(?:\S+:\d+: )?(?:\w*Warning: )|\bIgnoring incompatible\b|^Ignore import error|^Skipping (?:import|tactic)"
-    r"|\[W:onnxruntime|\| INFO +\||- INFO -|To silence this warning"
+    r"^(?:\S+:\d+: )?(?:\w*Warning: )|\bIgnoring incompatible\b|^Ignore import error|\bSkipping (?:import|tactic)"
+    r"|\bNCCL INFO\b|^\[[WI]\d{3,4} [^\]]*(?:TCPStore|ProcessGroup\w*|socket|Utils)\.cpp"
+    r"|\b(?:will|may) be slow|\bcan be ignored|\[W:onnxruntime|\| INFO +\||- INFO -|To silence this warning"
 )
+# What engines warn of and go on without.
+_WARNED_OF = frozenset({"image_mismatch", "config_rejected", "unsupported_kernel", "checkpoint_mismatch"})
 # Where a request is taken apart, before it reaches the scheduler; and where the engine itself works.
 _OF_REQUEST = re.compile(
     r"entrypoints/(?:openai|anthropic|ollama|serve)|entrypoints/(?:http_server|api_server|launcher)|serving_\w+\.py"
@@ -480,7 +483,8 @@ class Scanner:
         stage = refine(reached, shown, boot.activity if rule.cause == "oom" else None)
         cause = catalogue().resolve(rule.cause, rule.stage or stage)
         exception = bool(_EXCEPTION.search(text))
-        told = (level in ("INFO", "DEBUG") and not cause.startswith("hang")) or bool(_TOLD.search(text))
+        low = ("INFO", "DEBUG", "WARNING") if cause in _WARNED_OF else ("INFO", "DEBUG")
+        told = (level in low and not cause.startswith("hang")) or bool(_TOLD.search(text))
         soft = not exception and rule.weight < 90 and (told or bool(_SOFT.search(text)))
         score = rule.weight + (10 if exception else 0) - (55 if soft else 0)
         if rule.weight <= 32 and rule.weight > 5 and not soft:
