@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .units import format_bytes
 
 # sysexits by cause (docs/operations.md, "Exit codes"). Every cause that is not here and stops for
 # configuration exits 78; every cause whose restart budget is used up exits 70.
@@ -48,29 +52,93 @@ class Stop(Exception):
         self.exit_code = exit_code if exit_code is not None else EXIT_BY_CAUSE.get(cause, EXIT_CONFIG)
 
     def line(self) -> str:
-        """The whole refusal as one line."""
+        """Return the whole refusal as one line that a terminal only shows: names in it may come from a checkpoint."""
         text = f"{self.message}; {self.next_step}" if self.next_step else self.message
-        return " ".join(text.split())
+        return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def config_rejected(message: str, next_step: str = "") -> Stop:
-    """A setting, flag or combination that cannot work (exit 78)."""
+    """Return the Stop for a setting, flag or combination that cannot work (exit 78)."""
     return Stop("config_rejected", message, next_step)
 
 
 def unreadable(message: str, next_step: str = "") -> Stop:
-    """An input file that is absent or cannot be parsed (exit 66)."""
+    """Return the Stop for an input file that is absent or cannot be parsed (exit 66)."""
     return Stop("weights_missing", message, next_step, exit_code=EXIT_UNREADABLE)
 
 
-def unwritable(setting: str, directory: object, error: OSError) -> Stop:
-    """A directory of ours that cannot be written (exit 73): why, and what mends exactly that. ``setting`` is the
-    variable that moves it."""
-    what = f"{setting}={directory} cannot be written by uid {os.getuid()}: {error.strerror or error}"
-    if error.filename and str(error.filename) != str(directory):
-        what += f" ({error.filename})"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Stop("disk_full", what, f"free space there, or set {setting}")
+# -- operating system errors --------------------------------------------------------------------------------
+
+
+def from_os_error(error: OSError, path: Path, setting: str) -> Stop:
+    """Return the Stop for an error at ``path``: disk_full or permission_denied (exit 73), else an unreadable file
+    (66). ``setting`` is the variable that chose the place."""
+    return _about_the_place(error, path, setting) or unreadable(
+        f"{path}: {error.strerror or type(error).__name__}", f"check {setting}"
+    )
+
+
+def refused(error: OSError, places: Mapping[str, str | Path]) -> Stop:
+    """Return the Stop for an error at the path that it carries. ``places``: the paths that a person has chosen, by the
+    variable that names them; the longest one that the path lies in is named."""
+    path = Path(os.path.abspath(os.fsdecode(error.filename)))
+    above = {name: os.path.abspath(place) for name, place in places.items()}
+    near = [name for name, place in above.items() if path.is_relative_to(place)]
+    setting = max(near, key=lambda name: len(above[name]), default="the command line")
+    return from_os_error(error, path, setting)
+
+
+def unwritable(setting: str, directory: Path, error: OSError) -> Stop:
+    """Return the Stop for a directory of relaunch's own that cannot be written (exit 73), whatever the reason."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else directory
+    return _about_the_place(error, path, setting) or Stop(
+        "permission_denied", f"{setting}={directory} cannot be written: {error.strerror or error}", f"set {setting}"
+    )
+
+
+def _about_the_place(error: OSError, path: Path, setting: str) -> Stop | None:
+    """The errors that say something about the disk or the owner of ``path``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        return disk_full(path, setting)
     if error.errno == errno.EROFS:
-        return Stop("permission_denied", what, f"mount a writable volume there, or set {setting}")
-    return Stop("permission_denied", what, f"chown -R {os.getuid()}:{os.getgid()} it on the host, or set {setting}")
+        return Stop(
+            "permission_denied",
+            f"{path} is on a read-only file system",
+            f"mount it writable, or let {setting} name another place",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return denied(path, setting)
+    return None
+
+
+def denied(path: Path, setting: str) -> Stop:
+    """Return the Stop that names the running uid, the owner of ``path`` and the command that hands it over."""
+    uid, gid = os.geteuid(), os.getegid()
+    place = nearest(path)
+    try:
+        status = place.stat()
+        owner = f"{place} belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
+    except OSError:
+        owner = str(place)
+    return Stop(
+        "permission_denied",
+        f"uid {uid} may not use {path}: {owner}",
+        f"run `chown -R {uid}:{gid} {place}`, start as its owner (--user), or let {setting} name another place",
+    )
+
+
+def disk_full(path: Path, setting: str, need: int | None = None, free: int | None = None) -> Stop:
+    """Return the Stop for a full disk. ``need`` and ``free`` are bytes, where they are known."""
+    sizes = f": {format_bytes(need)} to write, {format_bytes(free or 0)} free" if need is not None else ""
+    return Stop(
+        "disk_full",
+        f"no space left on the disk of {nearest(path)}{sizes}",
+        f"free space there, or let {setting} name a bigger disk",
+    )
+
+
+def nearest(path: Path) -> Path:
+    """Return ``path`` itself, or its nearest parent that exists."""
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    return path

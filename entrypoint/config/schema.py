@@ -234,3 +234,6 @@ def _record(field: str, info: FieldInfo) -> SettingRecord:
 
 
 RECORDS: dict[str, SettingRecord] = {field: _record(field, info) for field, info in Settings.model_fields.items()}
+
+# The variables whose values must never leave the program.
+SECRETS = tuple(record.name for record in RECORDS.values() if record.secret)

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from .. import __version__
 from ..engine.command import package_version
-from ..healing.machine import Phase
-from ..host.gpu_load import GpuReading
+from ..healing.phases import PUBLIC_PHASES
+from ..host.nvml import GpuReading
 from . import actual
 from .status import Status
 
@@ -59,7 +59,7 @@ def _supervisor(status: Status) -> list[Metric]:
         },
     )
     phase = GaugeMetricFamily("relaunch_phase", "1 for the phase that the supervisor is in.", labels=["phase"])
-    for name in Phase:
+    for name in PUBLIC_PHASES:
         phase.add_metric([name.value], float(name.value == status.phase))
     restarts = CounterMetricFamily("relaunch_restarts", "Restarts of the engine by cause.", labels=["cause"])
     for cause, count in sorted(status.restarts.items()):

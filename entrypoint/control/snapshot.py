@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from .. import __version__
-from ..healing.labels import ACTION_WORDS, PHASE_WORDS, STAGE_WORDS
-from ..host.gpu_load import GpuReading
+from ..healing.labels import ACTION_LABELS, PHASE_LABELS, STAGE_LABELS
+from ..host.nvml import GpuReading
 from ..plan.spec import SHOWN
 from . import actual
 from .status import Status
@@ -31,10 +31,10 @@ def snapshot(status: Status, history: Mapping[str, Any], gpus: Sequence[GpuReadi
         "version": __version__,
         "model": (plan.get("model") or {}).get("id"),
         "phase": status.phase,
-        "phase_words": PHASE_WORDS.get(status.phase, status.phase),
+        "phase_words": PHASE_LABELS.get(status.phase, status.phase),
         "phase_seconds": round(now - status.phase_since, 1),
         "stage": status.stage,
-        "stage_words": STAGE_WORDS.get(status.stage or "", status.stage),
+        "stage_words": STAGE_LABELS.get(status.stage or "", status.stage),
         "ready": status.ready,
         "reason": status.reason,
         "next_step": status.next_step,
@@ -106,7 +106,7 @@ def _start(status: Status, boots: Sequence[Mapping[str, Any]]) -> Document:
         "done": bool(running and running["ready_at"]),
         "last_stages": {n: round(v, 1) for n, v in last["stages"].items() if n != "serving"} if last else {},
         "last_seconds": _seconds(last["started_at"], last["ready_at"]) if last else None,
-        "words": STAGE_WORDS,
+        "words": STAGE_LABELS,
     }
 
 
@@ -119,7 +119,7 @@ def _end(row: Mapping[str, Any]) -> Document:
         "stage": row["stage"],
         "exit_code": row["exit_code"],
         "summary": row.get("summary"),
-        "answer": "gave up" if row["gave_up"] else ACTION_WORDS.get(row["action"], row["action"]),
+        "answer": "gave up" if row["gave_up"] else ACTION_LABELS.get(row["action"], row["action"]),
         "gave_up": row["gave_up"],
         "changed": row["changed"] or [],
         "evidence": [line.get("text") if isinstance(line, dict) else line for line in (row["evidence"] or [])[:3]],

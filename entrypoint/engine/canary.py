@@ -12,12 +12,13 @@ TOKENS = 16
 # Enough for an embedding or a few tokens when the engine runs without a tokenizer.
 TOKEN_IDS = [11, 23, 5, 42, 7, 19, 3, 31]
 
-Failure = Literal["nan", "degenerate", "silent"]
+Failure = Literal["nan", "degenerate"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``trust``: the weights are real, so that the answer's content means something."""
+    """What the engine can be asked. ``embedding``: it answers with a vector; ``tokenizer``: it takes text;
+    ``trust``: the weights are real, so that the answer's content means something."""
 
     embedding: bool
     tokenizer: bool
@@ -26,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``failure`` None is sane; ``reference`` is then what later answers are held against."""
+    """What an answer was. ``failure`` None is sane; ``reference`` is then what later answers are held against."""
 
     failure: Failure | None
     detail: str
@@ -34,7 +35,7 @@ class Verdict:
 
 
 def request(kind: Kind) -> dict[str, Any]:
-    """Body for `/encode` or `/generate`: greedy, with log-probabilities."""
+    """Return the body for `/encode` or `/generate`: greedy, with log-probabilities."""
     prompt: dict[str, Any] = {"text": PROMPT} if kind.tokenizer else {"input_ids": TOKEN_IDS}
     if kind.embedding:
         return prompt
@@ -42,15 +43,15 @@ def request(kind: Kind) -> dict[str, Any]:
     return {**prompt, "sampling_params": sampling, "return_logprob": True}
 
 
-def pulse(kind: Kind) -> dict[str, Any]:
-    """The least request that proves that every process of the engine works: one token."""
+def liveness_request(kind: Kind) -> dict[str, Any]:
+    """Return the smallest request that every process of the engine works on: one token."""
     if kind.embedding:
         return request(kind)
     return {**request(kind), "sampling_params": {"temperature": 0, "max_new_tokens": 1}, "return_logprob": False}
 
 
 def judge(kind: Kind, answer: Mapping[str, Any], reference: tuple[float, ...]) -> Verdict:
-    """Is ``answer`` sane, by itself and beside ``reference`` (empty: there is none yet)?"""
+    """Return whether ``answer`` is sane, by itself and beside ``reference`` (empty: there is none yet)."""
     if kind.embedding:
         return _judge_embedding(answer.get("embedding"), reference)
     meta = answer.get("meta_info") or {}

@@ -72,7 +72,7 @@ class Reading:
     max_running_requests, context_length and chunked_prefill_size. graph_bytes is the rank's sum so far."""
 
     name: str
-    bytes: float
+    value: float
     rank: int | None
 
 
@@ -260,31 +260,25 @@ class LogParser:
         began = self._began.pop((writer, stage), now)
         return StageEnded(stage, rank, float(elapsed[1]) if elapsed else now - began, now)
 
-    def _readings_of_loading(self, line: Line, kind: str) -> Iterator[Reading]:
-        rank = line.rank
+    def _weight_readings(self, line: Line, kind: str) -> Iterator[Reading]:
+        """Yield memory before and after a model is loaded, in bytes. A second model of one writer is the draft."""
         available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
-        second = (line.writer, "weights") in self._sums  # the draft model, loaded after the target
-        if kind == "begin":
-            if available and not second:
-                yield Reading("baseline_free", _bytes(available[1]), rank)
-            return
-        if used:
+        second = (line.writer, "weights") in self._sums
+        if kind == "begin" and available and not second:
+            yield Reading("baseline_free", _bytes(available[1]), line.rank)
+        if kind == "end" and used:
             self._sums[line.writer, "weights"] = _bytes(used[1])
-            yield Reading("draft_weights" if second else "weights", _bytes(used[1]), rank)
-        if available:
-            yield Reading("free_after_load", _bytes(available[1]), rank)
+            yield Reading("draft_weights" if second else "weights", _bytes(used[1]), line.rank)
+        if kind == "end" and available:
+            yield Reading("free_after_load", _bytes(available[1]), line.rank)
 
     def _readings(self, line: Line, kind: str, stage: str) -> Iterator[Reading]:
         text, rank = line.text, line.rank
         available, used = _AVAILABLE.search(text), _USED.search(text)
         if stage == "loading":
-            yield from self._readings_of_loading(line, kind)
+            yield from self._weight_readings(line, kind)
         elif text.startswith("KV Cache is allocated"):
-            count, sizes = _KV_TOKENS.search(text), _KV_SIZE.findall(text)
-            if count:
-                yield Reading("kv_tokens", float(count[1]), rank)
-            if sizes:
-                yield Reading("kv_bytes", sum(_bytes(size) for size in sizes), rank)
+            yield from _pool_readings(line)
         elif stage == "kv_pool" and kind == "end" and available:
             yield Reading("free_after_pool", _bytes(available[1]), rank)
         elif stage == "graphs" and kind == "end":
@@ -303,3 +297,12 @@ class LogParser:
 def _bytes(gigabytes: str) -> float:
     """The engine writes GB and means GiB (``utils/common.py:get_available_gpu_memory``)."""
     return float(gigabytes) * GIB
+
+
+def _pool_readings(line: Line) -> Iterator[Reading]:
+    """Yield tokens and bytes of a KV pool that was allocated."""
+    count, sizes = _KV_TOKENS.search(line.text), _KV_SIZE.findall(line.text)
+    if count:
+        yield Reading("kv_tokens", float(count[1]), line.rank)
+    if sizes:
+        yield Reading("kv_bytes", sum(_bytes(size) for size in sizes), line.rank)

@@ -7,19 +7,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..host.kernel_log import HostSigns
+from ..host.kernel_log import KernelMonitor
+from ..scrub import Scrubber
 from . import log
 from .process import Ended, Engine
-from .scrub import Scrubber
 
+# A crash of eight ranks writes some 2,000 lines; a line of arguments has 5,000 characters.
 KEEP_LINES = 4000
 KEEP_CHARS = 8192
 
 
 @dataclass
 class Run:
-    """Filled by the event loop alone. ``lines``: the last lines, scrubbed. ``stages``: seconds by stage, of the
-    slowest rank. ``readings``: by name, then by rank. ``began``: monotonic seconds of the spawn."""
+    """What one engine has printed and done so far. Filled by the event loop alone.
+
+    ``lines``: the last lines, scrubbed. ``stages``: seconds by stage, of the slowest rank. ``readings``: by name, then
+    by rank. ``began``: monotonic seconds of the spawn.
+    """
 
     number: int
     engine: Engine
@@ -35,9 +39,11 @@ class Run:
     ends: list[Ended] = field(default_factory=list)
     heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
-    kernel_evidence: HostSigns = field(default_factory=HostSigns)
+    kernel_evidence: KernelMonitor = field(default_factory=KernelMonitor)
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
+    exposed: bool = False  # its HTTP server listens: from here on the log may hold what clients wrote
+    gpu_free_bytes: int | None = None  # least free memory of a GPU at the last look while it served
     failure_started_at: float | None = None  # monotonic seconds of the first evidence that it is ending
 
     def __post_init__(self) -> None:
@@ -45,25 +51,28 @@ class Run:
         self._stage_began = self.began
 
     async def follow(self) -> None:
-        """Until main has ended."""
+        """Read output and ends until main has ended."""
         await self.engine.follow(self._line, self._end, self.on_gone)
 
     @property
     def exit_code(self) -> int | None:
+        """The exit code of main (negative: the signal), None while it runs."""
         return next((end.code for end in self.ends if end.role == "main"), None)
 
     def _line(self, text: str) -> None:
-        clean = self.scrub(text)
-        if "\x1b" in text and self.scrub(log.strip_ansi(text)) != log.strip_ansi(text):
-            clean = self.scrub(log.strip_ansi(text))  # a secret with a colour code inside
+        plain = log.strip_ansi(text) if "\x1b" in text else text
+        clean = self.scrub(plain)
+        if clean == plain and plain is not text:
+            clean = self.scrub(text)  # colours stay where none hides inside a secret
         text = clean
         self.heard += 1
         self.lines.append(text[:KEEP_CHARS])
         self.on_line(text)
         now = time.monotonic()
+        self.exposed = self.exposed or self._parser.fired_up or "Application startup complete" in text[:200]
         for event in self._parser.feed(text, now):
             match event:
-                case log.Reading(name, value, rank):
+                case log.Reading(name, value, rank) if not self.exposed:
                     self.readings.setdefault(name, {})[rank] = value
                 case log.Progress(kind, done, total):
                     self.progress[kind] = (done, total)
@@ -80,17 +89,17 @@ class Run:
         self.on_end(ended)
 
     def mark_failing(self) -> None:
-        """A sign that the run ends; the first one counts."""
+        """Note the time of a sign that the run ends; the first one counts."""
         if self.failure_started_at is None:
             self.failure_started_at = time.monotonic()
 
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage, the one under way included."""
+        """Return seconds by stage, the one under way included."""
         current = self.stages.get(self.stage, 0.0) + time.monotonic() - self._stage_began
         return {**self.stages, self.stage: current}
 
     def worst(self, name: str) -> float | None:
-        """The reading of the rank that has least (free memory) or, for sizes, most."""
+        """Return the reading of the rank that has least (free memory) or, for sizes, most; None when there is none."""
         values = self.readings.get(name)
         if not values:
             return None

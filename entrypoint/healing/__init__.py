@@ -1,1 +1,1 @@
-"""Healing: causes, verdicts, the ladder and the state machine. Pure: no clock, no file, no process."""
+"""Healing: causes, verdicts, the playbook and the state machine. Pure: no clock, no process, no network."""

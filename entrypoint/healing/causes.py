@@ -123,11 +123,6 @@ def catalogue() -> Catalogue:
     )
 
 
-def action_of(cause: str) -> str:
-    """What healing does first about a cause. Raises KeyError for a name that is not in the list."""
-    return catalogue().causes[cause].action
-
-
 def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "catalogue" / f"{name}.toml").read_text(encoding="utf-8"))
 

@@ -8,7 +8,7 @@ ends with 137 for almost everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,7 +33,9 @@ class Observed:
     the cgroup's out-of-memory counter rose; ``xids``: numbers of Xid lines since the start; ``gpus_missing``: NVML no
     longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
-    than from the log; ``stopped``: a process was stopped by a signal from outside for too long."""
+    than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
+    were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to
+    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -42,10 +44,13 @@ class Observed:
     gpus_missing: bool = False
     hang: Literal["startup", "serving"] | None = None
     compiler_running: bool = False
-    canary: Literal["nan", "degenerate", "silent"] | None = None
+    canary: Literal["nan", "degenerate"] | None = None
     stage: str | None = None
     stop_requested: bool = False
     stopped: bool = False
+    exposed: bool = False
+    disk_full: bool = False
+    gpu_memory_low: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,13 +177,17 @@ def _first_fatal(boot: Boot, lines: int, observed: Observed) -> Hit | None:
     return None if first.cause == "none" else first
 
 
+def lost_xids(numbers: Sequence[int]) -> list[int]:
+    """Return those of ``numbers`` after which a GPU cannot be used without a reset, a reboot or a new card."""
+    kinds = [kind for kind in xid_classes() if kind.name != "ignored"]
+    return [number for kind in kinds for number in numbers if number in kind.numbers]
+
+
 def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
     stage = observed.stage or boot.stage_of("")
     strong = best is not None and best.score >= 62
-    lost = [
-        number for kind in xid_classes() if kind.name != "ignored" for number in observed.xids if number in kind.numbers
-    ]
+    lost = lost_xids(observed.xids)
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
     if observed.gpus_missing or lost:
@@ -197,8 +206,6 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
         hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
         cause = catalogue().resolve("stall", hung_in)
         return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
-    if observed.canary == "silent" and not strong:
-        return "hang_serving", stage, 0.85, "the canary got no answer"
     if best is not None and best.score > 24:
         return None
     return _from_exit(stage, best, observed)

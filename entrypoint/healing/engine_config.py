@@ -1,4 +1,4 @@
-"""What the ladder may count on: the settings in force, the worst GPU's account, and the kernels still to try."""
+"""The settings in force and the worst GPU's memory budget, as far as remedies read them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ..plan import Plan
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Sizes in bytes on the worst GPU. ``baseline_free_bytes``: free when the engine takes its memory baseline;
+class EngineConfigView:
+    """What remedies may read and change. Sizes in bytes on the worst GPU.
+
+    ``baseline_free_bytes``: free when the engine takes its memory baseline;
     ``reserve_bytes``: all that the account keeps beside weights and pool, ``graph_bytes`` of it for graphs;
     ``user_set``: settings whose value in force comes from the environment or a preset; ``alternatives``: per
     backend setting the values allowed on this GPU, best first; ``flags``: engine flags given by name."""
@@ -56,8 +58,8 @@ class Facts:
         return 1 - self.reserve_bytes / self.baseline_free_bytes
 
 
-def of(plan: Plan, loaded: Loaded) -> Facts:
-    """The facts of the plan in force."""
+def of(plan: Plan, loaded: Loaded) -> EngineConfigView:
+    """Return the view of the plan in force and of the settings behind it."""
     sized = [
         (int(gpu["total_bytes"]) - account.baseline_bytes, gpu, account)
         for account in plan.per_gpu
@@ -70,7 +72,7 @@ def of(plan: Plan, loaded: Loaded) -> Facts:
     users = {name for name in loaded.sources if loaded.is_user_set(name)}
     healed = {decision.setting for decision in plan.decisions if decision.source == "learned"}
     named = {given_flag.flag.option for given_flag in loaded.engine_args}
-    return Facts(
+    return EngineConfigView(
         device=plan.device,
         sm=sm,
         tp=int(plan.parallel.get("tp") or 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PHASE_WORDS = {
+PHASE_LABELS = {
     "PREPARING": "preparing the weights",
     "PLANNING": "planning the memory",
     "STARTING": "starting the engine",
@@ -15,7 +15,7 @@ PHASE_WORDS = {
     "GAVE_UP": "gave up",
 }
 
-STAGE_WORDS = {
+STAGE_LABELS = {
     "resolve": "looking for them",
     "download": "fetching",
     "verify": "checking every byte",
@@ -30,8 +30,8 @@ STAGE_WORDS = {
     "serving": "serving",
 }
 
-# What the ladder's actions mean to the reader of a crash.
-ACTION_WORDS = {
+# What the actions of the playbook mean to the reader of a crash.
+ACTION_LABELS = {
     "raise_fraction": "raise the memory fraction and restart",
     "lower_fraction": "lower the memory fraction and restart",
     "shrink_graphs": "capture fewer or smaller CUDA graphs and restart",

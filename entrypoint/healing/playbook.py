@@ -1,4 +1,4 @@
-"""What to change after an end: per cause a ladder of rungs, climbed one at a time, remembered, with an end. Pure."""
+"""What to do after an end: for each cause its remedies, tried in order, each a limited number of times. Pure."""
 
 from __future__ import annotations
 
@@ -9,83 +9,84 @@ from typing import Literal
 from . import remedies_kernels, remedies_memory
 from .causes import catalogue
 from .classify import Verdict
-from .engine_config import Facts
-from .remediation import Attempt, Case, Step
+from .engine_config import EngineConfigView
+from .remediation import Attempt, Remediation, RemediationContext
 from .remedies_memory import Changes
 
-__all__ = ["Attempt", "Facts", "Step", "decide"]
+__all__ = ["Attempt", "EngineConfigView", "Remediation", "decide"]
 
 # Unchanged restarts that may help any number of times: the supervisor's restart budget is their only end.
 BUDGETED = None
 
 
 @dataclass(frozen=True)
-class Rung:
-    """``change`` answers with changes or None (not applicable). ``times``: how often a rung that changes nothing may
-    be taken for one cause and stage; None: as often as the restart budget allows."""
+class Remedy:
+    """One thing to try. ``change`` returns the changes of settings, or None when the remedy does not apply.
+    ``times``: how often a remedy that changes nothing may be taken for one cause and stage; None: as often as the
+    restart budget allows. ``clear``: compiled kernels and tuning results are removed first."""
 
     action: str
-    change: Callable[[Case], Changes]
+    change: Callable[[RemediationContext], Changes]
     times: int | None = 0
     clear: bool = False
     wait: Literal["gpu_memory", "backoff", "none"] = "none"
 
 
-def _same(_: Case) -> Changes:
+def _same(_: RemediationContext) -> Changes:
     return ()
 
 
-def _again(times: int | None, action: str = "restart_same", *, clear: bool = False) -> Rung:
+def _again(times: int | None, action: str = "restart_same", *, clear: bool = False) -> Remedy:
     wait: Literal["gpu_memory", "backoff"] = "gpu_memory" if action == "wait_for_gpu_memory" else "backoff"
-    return Rung(action, _same, times, clear, wait)
+    return Remedy(action, _same, times, clear, wait)
 
 
-_LOWER = Rung("lower_fraction", remedies_memory.lower_fraction)
-_NEXT_FP4 = Rung("switch_backend", remedies_kernels.next_fp4_gemm, clear=True)
-_NO_AUTOTUNE = Rung("switch_backend", remedies_memory.autotune_off, clear=True)
+_LOWER = Remedy("lower_fraction", remedies_memory.lower_fraction)
+_NEXT_FP4 = Remedy("switch_backend", remedies_kernels.next_fp4_gemm, clear=True)
+_NO_AUTOTUNE = Remedy("switch_backend", remedies_memory.autotune_off, clear=True)
 _INSANE = (
     _again(1, "clear_jit_cache", clear=True),
     _NEXT_FP4,
     _NO_AUTOTUNE,
-    Rung("switch_backend", remedies_kernels.wider_kv, clear=True),
+    Remedy("switch_backend", remedies_kernels.wider_kv, clear=True),
 )
-_NO_TRANSPORTS = Rung("disable_p2p", remedies_kernels.transports_off)
+_NO_TRANSPORTS = Remedy("disable_p2p", remedies_kernels.transports_off)
 
-LADDER: dict[str, tuple[Rung, ...]] = {
+PLAYBOOK: dict[str, tuple[Remedy, ...]] = {
     "kv_pool_too_small": (
-        Rung("raise_fraction", remedies_memory.raise_fraction),
-        Rung("raise_fraction", remedies_memory.shorten_context),
+        Remedy("raise_fraction", remedies_memory.raise_fraction),
+        Remedy("raise_fraction", remedies_memory.shorten_context),
     ),
     "oom_kv_alloc": (_LOWER,),
     "oom_graph_capture": (
-        Rung("shrink_graphs", remedies_memory.shrink_graphs_once),
+        Remedy("shrink_graphs", remedies_memory.shrink_graphs_once),
         _LOWER,
-        Rung("shrink_graphs", remedies_memory.shrink_graphs),
-        Rung("shrink_graphs", remedies_memory.graphs_off),
+        Remedy("shrink_graphs", remedies_memory.shrink_graphs),
+        Remedy("shrink_graphs", remedies_memory.graphs_off),
     ),
     "oom_prefill": (
-        Rung("shrink_prefill", remedies_memory.halve_chunk),
+        Remedy("shrink_prefill", remedies_memory.halve_chunk),
         _LOWER,
-        Rung("shrink_prefill", remedies_memory.halve_chunk_again),
-        Rung("lower_fraction", remedies_memory.fewer_requests),
+        Remedy("shrink_prefill", remedies_memory.halve_chunk_again),
+        Remedy("lower_fraction", remedies_memory.fewer_requests),
     ),
     "oom_runtime": (
         _LOWER,
-        Rung("lower_fraction", remedies_memory.fewer_requests),
-        Rung("switch_backend", remedies_memory.autotune_off),
+        Remedy("lower_fraction", remedies_memory.fewer_requests),
+        Remedy("switch_backend", remedies_memory.autotune_off),
     ),
     "memory_unbalanced": (_again(3, "wait_for_gpu_memory"),),
-    "host_oom": (Rung("reduce_host_memory", remedies_kernels.fewer_jobs),),
+    "host_oom": (Remedy("reduce_host_memory", remedies_kernels.fewer_jobs),),
     "unsupported_kernel": (
-        Rung("switch_backend", remedies_kernels.named_remedy),
-        Rung("switch_backend", remedies_kernels.next_backend),
+        Remedy("switch_backend", remedies_kernels.named_remedy),
+        Remedy("switch_backend", remedies_kernels.next_backend),
     ),
     "graph_capture_failed": (
-        Rung("shrink_graphs", remedies_memory.prefill_graphs_off),
-        Rung("shrink_graphs", remedies_memory.shrink_graphs_once),
-        Rung("shrink_graphs", remedies_memory.graphs_off),
+        Remedy("shrink_graphs", remedies_memory.prefill_graphs_off),
+        Remedy("shrink_graphs", remedies_memory.shrink_graphs_once),
+        Remedy("shrink_graphs", remedies_memory.graphs_off),
     ),
-    "spec_decode_crash": (Rung("disable_speculation", remedies_kernels.speculation_off),),
+    "spec_decode_crash": (Remedy("disable_speculation", remedies_kernels.speculation_off),),
     "nan_output": _INSANE,
     "degenerate_output": _INSANE,
     "engine_crash": (_again(BUDGETED),),
@@ -99,14 +100,14 @@ LADDER: dict[str, tuple[Rung, ...]] = {
     "jit_cache_stale": (_again(1, "clear_jit_cache", clear=True),),
     "weights_missing": (_again(1, "repair_weights"),),
     "weights_corrupt": (_again(1, "repair_weights"),),
-    "checkpoint_mismatch": (Rung("switch_backend", remedies_kernels.unfuse_shared_experts),),
+    "checkpoint_mismatch": (Remedy("switch_backend", remedies_kernels.unfuse_shared_experts),),
     "hub_unavailable": (_again(BUDGETED, "retry_download"),),
     "hub_rate_limited": (_again(BUDGETED, "retry_download"),),
     "download_stalled": (
-        Rung("retry_download", remedies_kernels.plain_download, wait="backoff"),
+        Remedy("retry_download", remedies_kernels.plain_download, wait="backoff"),
         _again(3, "retry_download"),
     ),
-    "hang_startup": (_again(1), Rung("restart_same", remedies_kernels.prefetch_weights)),
+    "hang_startup": (_again(1), Remedy("restart_same", remedies_kernels.prefetch_weights)),
 }
 # hang_startup where kernels are built or tuned: the caches may be at fault, then the path between the GPUs.
 _HANG_BUILDING = (_again(1), _again(2, "clear_jit_cache", clear=True), _NO_TRANSPORTS)
@@ -118,7 +119,7 @@ _FROM_OUTSIDE = (_again(BUDGETED),)
 # One rank has no transports that could be at fault.
 _ONE_RANK = (_again(2),)
 _STOPS = ("stop_config", "stop_operator")
-# When every rung is used up: who must act.
+# When every remedy is used up these need a person at the machine; for the others the configuration must change.
 _OPERATOR_AFTER = frozenset(
     {
         "nccl_init_hang",
@@ -134,44 +135,44 @@ _OPERATOR_AFTER = frozenset(
 )
 
 
-def decide(verdict: Verdict, facts: Facts, history: tuple[Attempt, ...]) -> Step:
-    """The next step after ``verdict``, given what was tried before. Every rung either changes a
+def decide(verdict: Verdict, config: EngineConfigView, history: tuple[Attempt, ...]) -> Remediation:
+    """Return what to do after ``verdict``, given what was tried before. Every remedy either changes a
     setting in one direction within its bounds, or may be taken a fixed number of times, or starts the same again as
     long as the restart budget lasts."""
     if verdict.cause == "none":
-        return Step("keep_running", reason=verdict.summary, next_step=verdict.next_step, restart=False)
-    case = Case(verdict, facts, history)
-    for rung in _ladder(case):
-        changes = rung.change(case)
-        used_up = rung.times is not None and case.repeats() >= rung.times
+        return Remediation("keep_running", reason=verdict.summary, next_step=verdict.next_step, restart=False)
+    context = RemediationContext(verdict, config, history)
+    for remedy in _remedies_for(context):
+        changes = remedy.change(context)
+        used_up = remedy.times is not None and context.repeats() >= remedy.times
         if changes is None or (not changes and used_up):
             continue
-        return Step(
-            rung.action,
+        return Remediation(
+            remedy.action,
             changes,
-            reason=_reason(verdict, rung, changes),
+            reason=_reason(verdict, remedy, changes),
             next_step=verdict.next_step,
-            wait_for=rung.wait,
-            repair=verdict.files if rung.action == "repair_weights" else (),
-            clear_jit_cache=rung.clear,
+            wait_for=remedy.wait,
+            repair=verdict.files if remedy.action == "repair_weights" else (),
+            clear_jit_cache=remedy.clear,
         )
-    return _give_up(case)
+    return _give_up(context)
 
 
-def _ladder(case: Case) -> tuple[Rung, ...]:
-    cause, stage = case.verdict.cause, case.verdict.stage
-    if case.verdict.outside:
+def _remedies_for(context: RemediationContext) -> tuple[Remedy, ...]:
+    cause, stage = context.verdict.cause, context.verdict.stage
+    if context.verdict.outside:
         return _FROM_OUTSIDE
-    if cause in ("nccl_init_hang", "nccl_error") and case.facts.ranks == 1:
+    if cause in ("nccl_init_hang", "nccl_error") and context.config.ranks == 1:
         return _ONE_RANK
     if cause == "hang_startup" and stage in ("jit_build", "warmup", "first_forward"):
         return _HANG_BUILDING
     if cause == "nccl_error" and stage == "serving":
         return _LOST_RANK
-    return LADDER.get(cause, ())
+    return PLAYBOOK.get(cause, ())
 
 
-def _reason(verdict: Verdict, rung: Rung, changes: tuple[object, ...]) -> str:
+def _reason(verdict: Verdict, remedy: Remedy, changes: tuple[object, ...]) -> str:
     words = {
         "restart_same": "starting again with the same settings",
         "clear_jit_cache": "removing compiled kernels and tuning results, then starting again",
@@ -180,20 +181,20 @@ def _reason(verdict: Verdict, rung: Rung, changes: tuple[object, ...]) -> str:
         "retry_download": "fetching again after a wait",
     }
     if not changes:
-        return f"{verdict.summary}: {words.get(rung.action, rung.action)}"
+        return f"{verdict.summary}: {words.get(remedy.action, remedy.action)}"
     told = "; ".join(f"{c.setting} {c.before} -> {c.after} ({c.reason})" for c in changes)  # type: ignore[attr-defined]
     return f"{verdict.summary}: {told}"
 
 
-def _give_up(case: Case) -> Step:
-    verdict = case.verdict
+def _give_up(context: RemediationContext) -> Remediation:
+    verdict = context.verdict
     first = catalogue().causes[verdict.cause].action
     if first in _STOPS:
         action, reason = first, f"{verdict.summary}; no restart can help"
     else:
         action = "stop_operator" if verdict.cause in _OPERATOR_AFTER else "stop_config"
-        done = case.count()
+        done = context.count()
         reason = f"{verdict.summary}; " + (
             f"{done} attempts did not help and nothing is left to try" if done else "nothing is left to try"
         )
-    return Step(action, give_up=True, reason=reason, next_step=verdict.next_step, restart=False)
+    return Remediation(action, give_up=True, reason=reason, next_step=verdict.next_step, restart=False)

@@ -1,4 +1,4 @@
-"""What the ladder answers, and what it remembers of its answers."""
+"""The records of the playbook: what is to be done after an end, and what was done after earlier ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..plan import Change
 from .classify import Verdict
-from .engine_config import Facts
+from .engine_config import EngineConfigView
 
 WINDOW = 3600.0  # seconds: unchanged restarts further apart than this are no series
 
@@ -24,8 +24,10 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Step:
-    """``action``: the catalogue's name for what is done; ``wait_for``: what must pass before the next start;
+class Remediation:
+    """What is done after an end.
+
+    ``action``: the catalogue's name for what is done; ``wait_for``: what must pass before the next start;
     ``repair``: checkpoint files to fetch again (empty with action repair_weights: whatever a full check finds);
     ``restart``: False when the server is left alone or given up."""
 
@@ -41,11 +43,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One decision's input. Answers questions about the past that several rungs ask."""
+class RemediationContext:
+    """The input of one decision, with the questions about the past that several remedies ask."""
 
     verdict: Verdict
-    facts: Facts
+    config: EngineConfigView
     history: tuple[Attempt, ...]
 
     def count(self, *causes: str) -> int:
@@ -86,15 +88,17 @@ class Case:
         return found
 
     def number(self, name: str) -> float | None:
+        """A number that the log gave; see `numbers.py`."""
         return self.verdict.numbers.get(name)
 
     def text(self) -> str:
+        """The evidence lines."""
         return "\n".join(item.text for item in self.verdict.evidence)
 
     def change(self, setting: str, after: Any, reason: str, before: Any = None) -> Change:
         """A change of ``setting``; says so when the value was the operator's own."""
         if before is None:
-            before = getattr(self.facts, setting, None)
-        if setting in self.facts.user_set:
+            before = getattr(self.config, setting, None)
+        if setting in self.config.user_set:
             reason += "; this overrides the value that was set by hand, since nothing else can help"
         return Change(setting, before, after, reason)

@@ -1,10 +1,10 @@
-"""Rungs for kernels, transports, host memory and checkpoints. See `rungs_memory.py` for what a rung is."""
+"""Remedies for kernels, transports, host memory and checkpoints. See `remedies_memory.py` for what a remedy returns."""
 
 from __future__ import annotations
 
 import re
 
-from .remediation import Case
+from .remediation import RemediationContext
 from .remedies_memory import Changes
 
 TRANSPORTS_OFF = (
@@ -43,101 +43,103 @@ _REMEDIES = (
 _FUSED_SHARED = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", re.IGNORECASE)
 
 
-def named_remedy(case: Case) -> Changes:
+def named_remedy(context: RemediationContext) -> Changes:
     """A switch that the failing text calls for by name."""
     for pattern, setting, value, reason in _REMEDIES:
-        if pattern.search(case.text()) and not case.changed(setting):
-            return (case.change(setting, value, reason),)
+        if pattern.search(context.text()) and not context.changed(setting):
+            return (context.change(setting, value, reason),)
     return None
 
 
-def next_backend(case: Case) -> Changes:
+def next_backend(context: RemediationContext) -> Changes:
     """The next kernel that the rules allow on this GPU, of the kind that the failing text talks about."""
-    text = case.text()
+    text = context.text()
     topics = dict.fromkeys(setting for setting, pattern in _TOPICS if pattern.search(text))
-    return _next_of(case, (*topics, "attention_backend", "moe_runner_backend", "fp4_gemm_backend"))
+    return _next_of(context, (*topics, "attention_backend", "moe_runner_backend", "fp4_gemm_backend"))
 
 
-def next_fp4_gemm(case: Case) -> Changes:
-    return _next_of(case, ("fp4_gemm_backend",))
+def next_fp4_gemm(context: RemediationContext) -> Changes:
+    """The next FP4 GEMM that the rules allow on this GPU."""
+    return _next_of(context, ("fp4_gemm_backend",))
 
 
-def wider_kv(case: Case) -> Changes:
+def wider_kv(context: RemediationContext) -> Changes:
     """BF16 KV: the dense attention path of some kernels forgets to descale FP8."""
-    now = case.facts.kv_cache_dtype
-    dense = case.facts.attention_backend in ("flashinfer", "triton", "fa3")
-    if now is None or not now.startswith("fp8") or not dense or case.changed("kv_cache_dtype"):
+    now = context.config.kv_cache_dtype
+    dense = context.config.attention_backend in ("flashinfer", "triton", "fa3")
+    if now is None or not now.startswith("fp8") or not dense or context.changed("kv_cache_dtype"):
         return None
-    return (case.change("kv_cache_dtype", "bfloat16", "FP8 KV with dense attention is a known source of garbage"),)
+    return (context.change("kv_cache_dtype", "bfloat16", "FP8 KV with dense attention is a known source of garbage"),)
 
 
-def transports_off(case: Case) -> Changes:
+def transports_off(context: RemediationContext) -> Changes:
     """GPU peer-to-peer, InfiniBand (one node only) and custom all-reduce off."""
     changes = []
     for setting, value in TRANSPORTS_OFF:
-        if setting in case.facts.flags or case.changed(setting):
+        if setting in context.config.flags or context.changed(setting):
             continue
-        if setting == "NCCL_IB_DISABLE" and case.facts.nnodes > 1:
+        if setting == "NCCL_IB_DISABLE" and context.config.nnodes > 1:
             continue
         before = False if setting.startswith("--") else None
-        changes.append(case.change(setting, value, "optional GPU transports off", before=before))
+        changes.append(context.change(setting, value, "optional GPU transports off", before=before))
     return tuple(changes) or None
 
 
-def speculation_off(case: Case) -> Changes:
-    if not case.facts.speculative or case.changed("speculative"):
+def speculation_off(context: RemediationContext) -> Changes:
+    """No draft model."""
+    if not context.config.speculative or context.changed("speculative"):
         return None
-    return (case.change("speculative", "off", "speculative decoding crashed", before="mtp"),)
+    return (context.change("speculative", "off", "speculative decoding crashed", before="mtp"),)
 
 
-def fewer_jobs(case: Case) -> Changes:
+def fewer_jobs(context: RemediationContext) -> Changes:
     """Fewer loader threads and compile jobs; the page cache of a shard dropped once it is on the GPU."""
-    if case.changed("MAX_JOBS"):
+    if context.changed("MAX_JOBS"):
         return None
-    changes = [case.change("MAX_JOBS", "2", "fewer compile jobs at a time")]
+    changes = [context.change("MAX_JOBS", "2", "fewer compile jobs at a time")]
     flag = "--weight-loader-drop-cache-after-load"
-    if flag not in case.facts.flags:
-        changes.append(case.change(flag, True, "page cache is given back shard by shard", before=False))
+    if flag not in context.config.flags:
+        changes.append(context.change(flag, True, "page cache is given back shard by shard", before=False))
     flag, value = "--model-loader-extra-config", '{"enable_multithread_load": true, "num_threads": 2}'
-    if flag not in case.facts.flags:
-        changes.append(case.change(flag, value, "fewer loader threads"))
+    if flag not in context.config.flags:
+        changes.append(context.change(flag, value, "fewer loader threads"))
     return tuple(changes)
 
 
-def prefetch_weights(case: Case) -> Changes:
+def prefetch_weights(context: RemediationContext) -> Changes:
     """Read shards in order instead of faulting them in from many threads: the remedy for network disks."""
     flag = "--weight-loader-prefetch-checkpoints"
-    if case.verdict.stage != "weight_load" or flag in case.facts.flags or case.changed(flag):
+    if context.verdict.stage != "weight_load" or flag in context.config.flags or context.changed(flag):
         return None
     why = "read the shards in order: many threads can stall on a network disk"
-    return (case.change(flag, True, why, before=False),)
+    return (context.change(flag, True, why, before=False),)
 
 
-def unfuse_shared_experts(case: Case) -> Changes:
+def unfuse_shared_experts(context: RemediationContext) -> Changes:
     """A BF16 shared expert does not fit into packed FP4 expert slots: twice as wide (two values per byte)."""
     flag = "--disable-shared-experts-fusion"
-    if flag in case.facts.flags or case.changed(flag):
+    if flag in context.config.flags or context.changed(flag):
         return None
-    shapes = _FUSED_SHARED.search(case.text())
+    shapes = _FUSED_SHARED.search(context.text())
     twice = bool(shapes) and 2 * min(map(int, shapes.groups())) == max(map(int, shapes.groups())) if shapes else False
-    if not twice and "shared expert" not in case.text().lower():
+    if not twice and "shared expert" not in context.text().lower():
         return None
-    return (case.change(flag, True, "the shared expert is not quantised like the routed ones", before=False),)
+    return (context.change(flag, True, "the shared expert is not quantised like the routed ones", before=False),)
 
 
-def plain_download(case: Case) -> Changes:
+def plain_download(context: RemediationContext) -> Changes:
     """The other transfer path after a stall."""
-    if case.changed("HF_HUB_DISABLE_XET"):
+    if context.changed("HF_HUB_DISABLE_XET"):
         return None
-    return (case.change("HF_HUB_DISABLE_XET", "1", "plain HTTP instead of the transfer path that stalled"),)
+    return (context.change("HF_HUB_DISABLE_XET", "1", "plain HTTP instead of the transfer path that stalled"),)
 
 
-def _next_of(case: Case, settings: tuple[str, ...]) -> Changes:
-    free = [name for name in settings if name not in case.facts.user_set]
+def _next_of(context: RemediationContext, settings: tuple[str, ...]) -> Changes:
+    free = [name for name in settings if name not in context.config.user_set]
     for setting in dict.fromkeys((*free, *settings)):
-        now = getattr(case.facts, setting)
-        tried = case.tried(setting, now)
-        following = next((v for v in case.facts.alternatives.get(setting, ()) if v not in tried), None)
+        now = getattr(context.config, setting)
+        tried = context.tried(setting, now)
+        following = next((v for v in context.config.alternatives.get(setting, ()) if v not in tried), None)
         if following is not None and now is not None:
-            return (case.change(setting, following, f"{now} does not work on this GPU"),)
+            return (context.change(setting, following, f"{now} does not work on this GPU"),)
     return None

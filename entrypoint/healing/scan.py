@@ -276,7 +276,6 @@ class Boot:
     files: dict[str, None] = field(default_factory=dict)
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
-    marked: tuple[int, str] | None = None  # the last stage line
     died: bool = False  # a process of the engine is over, and the log says so
     ready_at: int = 0  # the line that said READY
     life: int = 0  # lines that only a working engine writes: batches, answered requests
@@ -411,11 +410,10 @@ class Scanner:
             self._set(line.writer, line.rank, reached, everyone=everyone)
             if stage == "serving":
                 self.boot.ready, self.boot.ready_at = True, number
-            self.boot.marked = (number, text)
             for event in self._parser.feed(text, 0.0):
                 if isinstance(event, Reading):
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
-                    self.boot.numbers[event.name] = worst(event.bytes, self.boot.numbers.get(event.name, event.bytes))
+                    self.boot.numbers[event.name] = worst(event.value, self.boot.numbers.get(event.name, event.value))
             return True
         return self._foreign_mark(line)
 

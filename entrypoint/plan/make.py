@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import lacks
+from ..checkpoint.model import Checkpoint
 from ..config.settings import Loaded
 from ..errors import config_rejected
 from ..host.inventory import Inventory

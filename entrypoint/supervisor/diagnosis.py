@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
+from ..engine.lines import is_request, unwrap
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
-from ..healing import machine
+from ..healing import events
 from ..plan import Change
 from ..state.post_mortems import LAST_LINES, PostMortems
 from . import evidence
 from .evidence import FailedRun, NodeEvidence
-from .launch import Recovery
 from .logs import Log
+from .recovery import Recovery
 
 if TYPE_CHECKING:
     from ..healing.classify import Verdict
     from ..healing.playbook import Attempt
-    from ..healing.remediation import Step
+    from ..healing.remediation import Remediation
 
 # Characters of each line in a post-mortem.
 LINE_CHARS = 2000
@@ -33,7 +34,7 @@ class Conclusion:
     changed so far in this supervisor's life. ``post_mortem``: the file that tells of it, None where another node
     writes it."""
 
-    diagnosed: machine.Diagnosed
+    diagnosed: events.Diagnosed
     recovery: Recovery
     node: int = 0
     changes: tuple[Change, ...] = ()
@@ -59,9 +60,7 @@ class Diagnosis:
         from ..healing import engine_config, playbook
 
         root, verdict = await asyncio.to_thread(root_cause, findings)
-        plan = failed.prepared.plan
-        assert plan is not None
-        decided = playbook.decide(verdict, engine_config.of(plan, loaded), self._attempts)
+        decided = playbook.decide(verdict, engine_config.of(failed.planned.plan, loaded), self._attempts)
         now = time.time()
         self._attempts = (*self._attempts, playbook.Attempt(verdict.cause, verdict.stage, decided.changes, now))
         self._changes = tuple({change.setting: change for change in (*self._changes, *decided.changes)}.values())
@@ -76,7 +75,7 @@ class Diagnosis:
         if exit_code is None:
             exit_code = EXIT_CONFIG if verdict.action == "stop_config" else EXIT_GAVE_UP
         return Conclusion(
-            machine.Diagnosed(
+            events.Diagnosed(
                 verdict.cause,
                 decided.reason or verdict.summary,
                 decided.next_step or verdict.next_step,
@@ -98,6 +97,7 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     """Return the end that the others follow from, and its cause. Blocking: it scans thousands of lines."""
     from ..healing.classify import Observed, classify
     from ..healing.root_cause import Candidate, first
+    from ..healing.witness import confirm
 
     def why_ended(finding: NodeEvidence) -> Verdict:
         return classify([finding.alarm or ""], Observed(stage=finding.observed.stage))
@@ -105,7 +105,9 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     verdicts = {f.node: classify(f.lines, f.observed) if f.own else why_ended(f) for f in findings}
     chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
     if chosen is not None:
-        return next(f for f in findings if f.node == chosen.node), chosen.verdict
+        root = next(f for f in findings if f.node == chosen.node)
+        # Only now: which end follows from which is told by what the logs say.
+        return root, confirm(chosen.verdict, root.observed)
     # No engine failed by itself: a node or the network to it was lost, as the head's own alarm says.
     return findings[0], why_ended(findings[0])
 
@@ -113,13 +115,11 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
 def _post_mortem(
     failed: FailedRun,
     verdict: Verdict,
-    decided: Step,
+    decided: Remediation,
     root: NodeEvidence,
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
     """The document that `relaunch history` shows."""
-    plan = failed.prepared.plan
-    assert plan is not None
     document = {
         **verdict.document(),
         "action": decided.action,
@@ -132,8 +132,8 @@ def _post_mortem(
         "alarm": root.alarm,
         "stages": dict(root.stages),
         "readings": dict(root.readings),
-        "settings": {d.setting: d.value for d in plan.decisions},
-        "engine": {"argv": list(failed.run.engine.argv)},
+        "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
+        "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(root),
     }
@@ -144,7 +144,9 @@ def _post_mortem(
 
 
 def _last_lines(finding: NodeEvidence) -> list[str]:
-    return [line[:LINE_CHARS] for line in list(finding.lines)[-LAST_LINES:]]
+    """The end of the log, without what clients asked for."""
+    lines = list(finding.lines)[-LAST_LINES:]
+    return ["(a request, left out)" if is_request(unwrap(line).text) else line[:LINE_CHARS] for line in lines]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:

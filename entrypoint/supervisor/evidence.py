@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
 import sys
 import time
@@ -16,7 +18,7 @@ from ..engine.log import TAXONOMY_STAGE
 from ..engine.run import Run
 from ..host.kernel_log import KernelEvidence
 from ..state.boots import Boot
-from .launch import Prepared
+from .launch import PlannedLaunch
 from .monitors import Alarm
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 DUMPED_PROCESSES = 12
 DUMP_TIMEOUT = 5.0
 DUMP_LINES = 200
+# A disk with less free than this many bytes counts as full: compilers and caches write files of some MiB.
+FULL_BELOW = 16 << 20
+# A GPU with less free than this many bytes can be out of memory: torch grows by segments of 2 MiB to some hundred MiB,
+# and an activation of a prefill rarely has more than a GiB.
+LOW_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class FailedRun:
     ``stacks``: lines of a stack dump taken before a hung engine was killed."""
 
     run: Run
-    prepared: Prepared
+    planned: PlannedLaunch
     boot: Boot
     alarm: Alarm | None
     stacks: tuple[str, ...] = ()
@@ -69,12 +76,12 @@ async def collect(failed: FailedRun) -> NodeEvidence:
     """Return what this node saw of the end of its engine. Reads the kernel log and asks the driver, in threads."""
     await asyncio.to_thread(load_classifier)
     run, alarm = failed.run, failed.alarm
-    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.ever)
+    kernel = await asyncio.to_thread(run.kernel_evidence.read, run.engine.tree.ever)
     lines = [*run.lines, *kernel.lines]
     if alarm is not None and not (alarm.hang or alarm.canary or alarm.group):
         lines.append(alarm.reason)
     return NodeEvidence(
-        node=failed.prepared.loaded.settings.node_rank,
+        node=failed.planned.loaded.settings.node_rank,
         at=run.failure_started_at or time.monotonic(),
         own=alarm is None or not alarm.group or run.engine.failing,
         lines=lines,
@@ -89,11 +96,11 @@ async def collect(failed: FailedRun) -> NodeEvidence:
 def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
     """The facts beside the log. Blocking."""
     from ..healing.classify import Observed
-    from ..host import gpu_memory
+    from ..host import nvml
 
     code = failed.run.exit_code
     alarm = failed.alarm
-    gpus = [gpu.index for gpu in failed.prepared.inventory.gpus]
+    gpus = [gpu.index for gpu in failed.planned.inventory.gpus]
     return Observed(
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
@@ -103,8 +110,22 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
         stage=TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage),
         oom_kill=kernel.oom_kill,
         xids=kernel.xids,
-        gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),
+        gpus_missing=len(nvml.free_bytes(gpus)) < len(gpus),
+        exposed=failed.boot.ready_at is not None or failed.run.exposed,
+        disk_full=any(
+            map(is_full, (failed.planned.loaded.settings.state_dir, failed.planned.loaded.settings.cache_dir))
+        ),
+        gpu_memory_low=failed.run.gpu_free_bytes is not None and failed.run.gpu_free_bytes < LOW_MEMORY,
     )
+
+
+def is_full(directory: Path) -> bool:
+    """Return True when nothing can be written to the disk of ``directory``: bytes or inodes are used up."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return disk.f_bavail * disk.f_frsize < FULL_BELOW or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 async def dump_stacks(run: Run) -> tuple[str, ...]:
@@ -113,7 +134,7 @@ async def dump_stacks(run: Run) -> tuple[str, ...]:
     if tool is None:
         return ()
     lines: list[str] = []
-    for process in run.engine.vital()[:DUMPED_PROCESSES]:
+    for process in run.engine.tree.vital()[:DUMPED_PROCESSES]:
         child = await asyncio.create_subprocess_exec(
             *(tool, "dump", "--nonblocking", "--pid", str(process.pid)),
             stdout=asyncio.subprocess.PIPE,

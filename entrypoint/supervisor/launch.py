@@ -1,47 +1,52 @@
-"""From settings to a command that may be run: prepare, plan, prove, remember, recover. What `serve` does
-without the state machine, and what `relaunch plan` shares with it."""
+"""From settings to a command that may be run, and from a spawned engine to one that is known to be ours.
+
+`Launch` is the part of `relaunch serve` that needs no state machine: prepare the weights, plan, verify the server,
+keep what was learned.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..checkpoint import checkpoint as checkpoints
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint import model as checkpoint_model
+from ..checkpoint.model import Checkpoint
 from ..config import engine_flags
-from ..config.schema import RECORDS
+from ..config.schema import SECRETS
 from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
 from ..engine.command import Command
 from ..engine.run import Run
-from ..engine.scrub import Scrubber
 from ..errors import Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan
+from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
-from ..units import format_bytes, format_duration
+from ..units import format_bytes
 from .loader_options import with_loader_options
 from .logs import Log
 
 if TYPE_CHECKING:
     from ..weights import Progress, Snapshot
 
-# Free GPU memory may come back this much short of what it was and still count as back.
-MEMORY_SLACK = 512 << 20
-# Our own memory comes back in seconds; where another process holds it, the operator gets the start-up's time.
-MEMORY_PATIENCE = 120.0
+# Seconds between two log lines about the progress of a download or a check.
+PROGRESS_LOGGED_EVERY = 10.0
+# Seconds between two questions to a server that does not answer yet.
+ASK_EVERY = 0.5
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Everything a start needs. ``free_before``: free bytes by GPU index before the first spawn."""
+class PreparedLaunch:
+    """What a start needs beside a plan. ``free_before``: free bytes by GPU index before the first spawn."""
 
     loaded: Loaded
     inventory: Inventory
@@ -50,37 +55,32 @@ class Prepared:
     fingerprint: str
     known_good: KnownGood
     free_before: Mapping[int, int]
-    learned: Learned | None = None
-    plan: Plan | None = None
-    command: Command | None = None
+    learned: Learned | None
 
 
 @dataclass(frozen=True)
-class Recovery:
-    """What must be done before the next start. ``repair``: checkpoint files to fetch again; empty: whatever a full
-    check finds; None: nothing. ``wait_for_memory``: give another process the time of a start to free GPU memory."""
+class PlannedLaunch(PreparedLaunch):
+    """Everything a start needs. The plan may be infeasible: then nothing may be spawned."""
 
-    repair: tuple[str, ...] | None = None
-    clear_jit_cache: bool = False
-    wait_for_memory: bool = False
+    plan: Plan
+    command: Command
 
 
 class Launch:
-    """Holds no state but its collaborators: what it makes is passed on."""
+    """Prepares, plans and verifies launches of the engine. Owns ``scrub``, which removes secrets from log lines."""
 
     def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
         self._environ, self._log, self._status = environ, log, status
-        self._said = 0.0
-        self.scrub = Scrubber(())
+        self._progress_logged = 0.0
+        self._caches_worked = False
+        self.scrub = from_environment(environ, SECRETS)
 
-    async def prepare(self, loaded: Loaded, box: Inventory) -> Prepared:
-        """Weights found, fetched and proven; known-good settings looked up. Raises Stop."""
+    async def prepare(self, loaded: Loaded, inventory: Inventory) -> PreparedLaunch:
+        """Find, fetch and verify the weights; look up known-good settings. Raises Stop."""
         from .. import weights
 
         settings = loaded.settings
-        secrets = [getattr(settings, field) for field, record in RECORDS.items() if record.secret]
-        self.scrub = Scrubber((*secrets, self._environ.get("HF_TOKEN")))
-        if importlib.util.find_spec("sglang") is None:
+        if command.needs_sglang() and find_spec("sglang") is None:
             raise Stop(
                 "image_mismatch",
                 "the engine (sglang) is not installed beside relaunch",
@@ -93,52 +93,54 @@ class Launch:
         size = format_bytes(snapshot.bytes)
         self._log.info(f"weights: {snapshot.path} ({size}, checked: {snapshot.level})")
         checkpoint = await asyncio.to_thread(
-            checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
+            checkpoint_model.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
         )
-        print_ = fingerprint(loaded, box, checkpoint, engine_flags.engine_version())
-        known_good = KnownGood(settings.state_dir, print_)
-        return Prepared(
+        launch_id = fingerprint(loaded, inventory, checkpoint, engine_flags.engine_version())
+        known_good = KnownGood(settings.state_dir, launch_id)
+        return PreparedLaunch(
             loaded=loaded,
-            inventory=box,
+            inventory=inventory,
             snapshot=snapshot,
             checkpoint=checkpoint,
-            fingerprint=print_,
+            fingerprint=launch_id,
             known_good=known_good,
-            free_before={gpu.index: gpu.free_bytes for gpu in box.gpus},
+            free_before={gpu.index: gpu.free_bytes for gpu in inventory.gpus},
             learned=known_good.read() if settings.learn else None,
         )
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
-        """The plan in force and the engine's command."""
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
+        """Make this host's plan and the engine's command. ``changes``: what healing has changed."""
         from ..plan.make import make
 
-        loaded, box = prepared.loaded, prepared.inventory
+        loaded, inventory = prepared.loaded, prepared.inventory
         made = await asyncio.to_thread(
-            make, loaded, box, prepared.checkpoint, learned=prepared.learned, changes=changes
+            make, loaded, inventory, prepared.checkpoint, learned=prepared.learned, changes=changes
         )
-        made = await asyncio.to_thread(with_loader_options, made, box, prepared.snapshot.path)
+        made = await asyncio.to_thread(with_loader_options, made, inventory, prepared.snapshot.path)
         return await self.adopt(prepared, made)
 
-    async def adopt(self, prepared: Prepared, made: Plan) -> Prepared:
-        """Put a plan in force: this box's own, or that of the group's head."""
-        loaded = prepared.loaded
-        built = command.build(loaded, prepared.inventory, made, prepared.snapshot.path)
+    async def adopt(self, prepared: PreparedLaunch, made: Plan) -> PlannedLaunch:
+        """Put a plan in force: this host's own, or that of the group's head. Raises Stop (73) when a directory that
+        the engine needs cannot be written."""
+        built = command.build(prepared.loaded, prepared.inventory, made, prepared.snapshot.path, self._environ)
         self._status.plan = made.document(list(built.argv), built.env)
         for warning in made.warnings:
             self._log.warning(warning)
         if made.feasible:
             try:
-                await asyncio.to_thread(self._ready_caches, prepared)
+                await asyncio.to_thread(self._prepare_caches, prepared)
+                self._caches_worked = True
             except Stop as stop:
-                if prepared.plan is None:
+                if not self._caches_worked:
                     raise
                 # An engine ran with these until now: a full disk is no reason not to bring it back.
                 self._log.warning(stop.line())
             tokens = f"{made.max_total_tokens} KV tokens" if made.max_total_tokens else "no KV limit"
             self._log.info(f"plan: fraction {made.mem_fraction_static}, {tokens}, context {made.context_length}")
-        return replace(prepared, plan=made, command=built)
+        return PlannedLaunch(**vars(prepared) | {"plan": made, "command": built})
 
-    def _ready_caches(self, prepared: Prepared) -> None:
+    def _prepare_caches(self, prepared: PreparedLaunch) -> None:
+        """Seed the kernel cache, write the engine's secrets, try both directories. Blocking."""
         from ..kernels.prepare import prepare, probe
 
         settings = prepared.loaded.settings
@@ -155,120 +157,66 @@ class Launch:
             raise unwritable("RELAUNCH_STATE_DIR", settings.state_dir, error) from None
 
     async def client(self, loaded: Loaded) -> EngineClient:
+        """Return a client of the engine. The caller closes it."""
         # The first import of httpx takes a tenth of a second that the loop should not lose.
         await asyncio.to_thread(importlib.import_module, "httpx")
-        return EngineClient(loaded.settings.host, loaded.settings.port, loaded.settings.api_key)
+        settings = loaded.settings
+        return EngineClient(settings.host, settings.port, settings.api_key, settings.admin_api_key)
 
-    def canary_kind(self, prepared: Prepared) -> canary.Kind:
-        assert prepared.plan is not None
-        words = prepared.plan.flags
+    def canary_kind(self, planned: PlannedLaunch) -> canary.Kind:
+        """Return what kind of canary request suits the model that was launched."""
+        words = planned.plan.flags
+        dummy = "--load-format=dummy" in words or ("--load-format", "dummy") in pairwise(words)
         return canary.Kind(
-            embedding=prepared.plan.is_embedding,
+            embedding=planned.plan.is_embedding,
             tokenizer="--skip-tokenizer-init" not in words,
-            trust="dummy" not in words and not prepared.snapshot.model.startswith("generated:"),
+            trust=not dummy and not planned.snapshot.model.startswith("generated:"),
         )
 
-    async def prove(self, prepared: Prepared, run: Run, client: EngineClient) -> str | None:
-        """None when the port is our child's and `/server_info` is about our launch; else what is wrong. Waits
-        for an answer as long as the caller lets it."""
+    async def verify_server(self, planned: PlannedLaunch, run: Run, client: EngineClient) -> str | None:
+        """Return what is wrong with the server on our port, None when it is the engine that we launched. Waits for
+        an answer as long as the caller lets it."""
         import httpx
 
-        port = prepared.loaded.settings.port
+        port = planned.loaded.settings.port
         while True:
             try:
                 info = await client.server_info()
             except (httpx.HTTPError, ValueError):
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(ASK_EVERY)
                 continue
-            if not await asyncio.to_thread(run.engine.owns_port, port):
+            if not await asyncio.to_thread(run.engine.tree.owns_port, port):
                 return f"port {port} answers, but it is not our engine's: {ports.holder(port) or 'owner unknown'}"
-            return same_launch(info, str(prepared.snapshot.path), port)
+            return same_launch(info, str(planned.snapshot.path), port)
 
-    def remember(self, prepared: Prepared, run: Run, changes: tuple[Change, ...]) -> None:
-        """What led to a stable READY is where the next boot starts."""
-        kept = prepared.learned.changes if prepared.learned else ()
+    def record_known_good(self, planned: PlannedLaunch, run: Run, changes: tuple[Change, ...]) -> None:
+        """Write down what led to a stable READY: the next boot starts from it."""
+        kept = planned.learned.changes if planned.learned else ()
         merged = {change.setting: change for change in (*kept, *changes)}
-        assert prepared.plan is not None
+        plan = planned.plan
         # As the plan saw it: in a group the least of all nodes, which the next plan is made with too.
-        free = min((int(gpu["free_bytes"]) for gpu in prepared.plan.gpus), default=None)
+        free = min((int(gpu["free_bytes"]) for gpu in plan.gpus), default=None)
         readings = {name: value for name in run.readings if (value := run.worst(name)) is not None}
         # What the readings were taken under: they speak of no other layout and no other graphs.
-        readings |= {name: float(prepared.plan.parallel[name]) for name in ("tp", "pp", "ep")}
-        readings["dp"] = float(prepared.plan.parallel["dp_attention"])
-        readings["cuda_graph_max_bs"] = float(prepared.plan.cuda_graph_max_bs or 0)
-        learned = Learned(tuple(merged.values()), free, readings)
-        prepared.known_good.write(
-            learned,
+        readings |= {name: float(plan.parallel[name]) for name in ("tp", "pp", "ep")}
+        readings["dp"] = float(plan.parallel["dp_attention"])
+        readings["cuda_graph_max_bs"] = float(plan.cuda_graph_max_bs or 0)
+        planned.known_good.write(
+            Learned(tuple(merged.values()), free, readings),
             {
-                "model": prepared.snapshot.model,
+                "model": planned.snapshot.model,
                 "engine": engine_flags.engine_version(),
-                "fingerprint": prepared.fingerprint,
+                "fingerprint": planned.fingerprint,
             },
         )
-
-    async def recover(self, prepared: Prepared, recovery: Recovery) -> Prepared:
-        """GPU memory back, ports free, damaged files repaired, stale kernels gone."""
-        settings = prepared.loaded.settings
-        patience = settings.startup_timeout if recovery.wait_for_memory else MEMORY_PATIENCE
-        await self._gpu_memory_back(prepared, patience)
-        if recovery.repair is not None:
-            from .. import weights
-
-            self._log.info(f"repairing {', '.join(recovery.repair) or 'what a full check finds'}")
-            await weights.repair(prepared.loaded, recovery.repair or None, environ=self._environ)
-        if recovery.clear_jit_cache:
-            import shutil
-
-            from ..kernels import kernels
-
-            stale = (
-                command.jit_cache(prepared.loaded, prepared.inventory),
-                kernels.directory(settings.cache_dir),
-            )
-            for place in stale:
-                self._log.info(f"removing compiled kernels and tuning results: {place}")
-                await asyncio.to_thread(shutil.rmtree, place, True)
-        began = time.monotonic()
-        while not ports.is_free(settings.host, settings.port) and time.monotonic() - began < 30.0:
-            await asyncio.sleep(0.2)
-        return prepared
-
-    async def _gpu_memory_back(self, prepared: Prepared, patience: float) -> None:
-        from ..host import gpu_memory
-
-        wanted = prepared.free_before
-        began = said = time.monotonic()
-        while wanted:
-            free = await asyncio.to_thread(gpu_memory.free_bytes, list(wanted))
-            lost = [index for index in wanted if index not in free]
-            if lost:
-                raise Stop("gpu_lost", f"GPU {lost[0]} no longer answers", "reset the GPU or reboot, see dmesg for Xid")
-            short = [i for i, was in wanted.items() if free[i] < was - MEMORY_SLACK]
-            if not short:
-                break
-            now = time.monotonic()
-            if now - said > 10.0 or now - began > patience:
-                said = now
-                holders = await asyncio.to_thread(gpu_memory.holders, short)
-                names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
-                self._log.warning(f"GPU {short[0]} memory is still held by {names}")
-                if now - began > patience:
-                    waited = format_duration(patience)
-                    raise Stop(
-                        "memory_unbalanced",
-                        f"the memory of GPU {short} did not come back within {waited}: {names}",
-                        "end that process; it is not ours",
-                        exit_code=70,
-                    )
-            await asyncio.sleep(0.1)
 
     def _weights_progress(self, progress: Progress) -> None:
         shown = self._status.progress
         shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
         self._status.stage = progress.phase
         now = time.monotonic()
-        if now - self._said >= 10.0 and progress.bytes_total:
-            self._said = now
+        if now - self._progress_logged >= PROGRESS_LOGGED_EVERY and progress.bytes_total:
+            self._progress_logged = now
             rate = f", {format_bytes(progress.rate)}/s" if progress.rate else ""
             self._log.info(
                 f"{progress.phase}: {format_bytes(progress.bytes)} of {format_bytes(progress.bytes_total)}{rate}"

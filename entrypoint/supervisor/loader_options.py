@@ -29,12 +29,9 @@ def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
         checkpoint_bytes=int(plan.model["bytes"]),
         device=plan.device,
     )
-    given = {flag for choice in options.choices if (flag := choice.setting) in plan.flags}
+    chosen = [option for option in options if option.flag not in plan.flags]
     flags: list[str] = []
-    decisions: list[Decision] = []
-    for choice in options.choices:
-        if choice.setting in given:
-            continue
-        flags += [choice.setting] if choice.value is True else [choice.setting, str(choice.value)]
-        decisions.append(Decision(choice.setting, choice.value, "computed", choice.reason))
+    for option in chosen:
+        flags += [option.flag] if option.value is True else [option.flag, str(option.value)]
+    decisions = (Decision(option.flag, option.value, "computed", option.reason) for option in chosen)
     return replace(plan, flags=(*plan.flags, *flags), decisions=(*plan.decisions, *decisions))

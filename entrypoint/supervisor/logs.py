@@ -1,5 +1,6 @@
-"""Log lines to stderr from a thread of their own, so that a blocked terminal or log driver never blocks the
-event loop. Own lines and the engine's lines; text, or one JSON object a line."""
+"""Log lines to stderr from a thread of their own, so that a blocked terminal or log driver never blocks the event loop.
+
+Own lines and the engine's lines; text, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -8,22 +9,33 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
 from ..engine.lines import strip_ansi
-from ..state.files import utc
+from ..units import utc
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_PENDING = 20_000
 
 
 class Log:
-    """``say`` and ``engine`` never block and never raise. When the reader is too slow, lines are dropped and
-    their number is said."""
+    """Writes lines; ``say`` and ``engine`` never block and never raise.
 
-    def __init__(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
+    ``scrub`` removes secrets from own lines; those of the engine come without. When the reader is too slow, lines are
+    dropped and their number is logged.
+    """
+
+    def __init__(
+        self,
+        level: str = "info",
+        fmt: str = "text",
+        stream: TextIO | None = None,
+        scrub: Callable[[str], str] = str,
+    ) -> None:
         self._level = LEVELS.index(level)
         self._json = fmt == "json"
+        self._scrub = scrub
         self._stream = stream or sys.stderr
         # Files and log drivers get no colour codes, whatever the engine's libraries think.
         self._plain = self._json or not self._stream.isatty()
@@ -35,21 +47,27 @@ class Log:
         self._thread.start()
 
     def debug(self, text: str) -> None:
+        """Write a line for whoever looks for a fault of relaunch."""
         self.say("debug", text)
 
     def info(self, text: str) -> None:
+        """Write a line about something that went as it should."""
         self.say("info", text)
 
     def warning(self, text: str) -> None:
+        """Write a line about something that needs no person yet."""
         self.say("warning", text)
 
     def error(self, text: str) -> None:
+        """Write a line about something that may need a person."""
         self.say("error", text)
 
     def say(self, level: str, text: str) -> None:
+        """Write an own line, unless LOG_LEVEL is above ``level``."""
         if LEVELS.index(level) < self._level:
             return
         now = utc(time.time())
+        text = self._scrub(text)
         if self._json:
             line = json.dumps({"time": now, "level": level, "source": "relaunch", "message": text})
         else:

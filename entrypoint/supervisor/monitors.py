@@ -1,4 +1,4 @@
-"""The loops that watch a run: stalls while it starts, hangs and nonsense while it serves."""
+"""The loops that watch a run: stalls while it starts, hangs and insane answers while it serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..engine.canary import Failure
 from ..engine.client import EngineClient
 from ..engine.log import Progress, StageBegun, StageEnded, TokenActivity
 from ..engine.run import Run
-from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch
+from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch, Ticks
 
 METRICS_EVERY = 5.0
 # A canary that failed is asked again before anything is believed of it.
@@ -25,9 +25,9 @@ CANARY_TRIES = 2
 
 @dataclass(frozen=True)
 class Alarm:
-    """``hang``: startup or serving; ``canary``: what the answer was; ``group``: this node's engine is ended because of
-    another node. One of the three is set, or none for what the reason alone says. ``stopped``: the hang is that of a
-    process stopped by a signal."""
+    """Why the supervisor ends an engine. ``hang``: in which of the two times; ``canary``: what was wrong with the
+    answer; ``group``: the engine is ended because of another node. At most one of the three is set; with none the
+    ``reason`` is all that is known. ``stopped``: the hang is that of a process stopped by a signal."""
 
     reason: str
     hang: Literal["startup", "serving"] | None = None
@@ -44,16 +44,20 @@ async def watch_start(
     watchdog = StartupWatchdog(settings.stage_stall_timeout, time.monotonic())
     stopped = StoppedWatch(settings.hang_timeout)
     heard = 0
+    ticks = Ticks(1.0, time.monotonic())
     while True:
         await asyncio.sleep(1.0)
         now = time.monotonic()
+        if gap := ticks.gap(now):
+            watchdog.shift(gap)
+            stopped.shift(gap)
         if isinstance(seen(), Progress | StageBegun | StageEnded) or run.heard != heard:
             watchdog.progress(now)
         heard = run.heard
         engine = run.engine
         watchdog.elsewhere(now - seconds_since_peer_progress())
-        halted = stopped.check(now, engine.stopped())
-        reason = halted or watchdog.check(now, run.stage, engine.compiling(), engine.bytes_read())
+        halted = stopped.check(now, engine.tree.stopped())
+        reason = halted or watchdog.check(now, run.stage, engine.tree.compiling(), engine.tree.bytes_read())
         run.active = watchdog.last
         if reason:
             return Alarm(reason, hang="startup", stopped=halted is not None)
@@ -68,13 +72,16 @@ class WorkerMonitor:
         self._run, self._stopped = run, StoppedWatch(settings.hang_timeout)
 
     def log_event(self, event: object) -> None:
-        """As in ServingMonitor."""
+        """Ignored: the head watches the tokens."""
 
     async def watch(self) -> Alarm:
         """Return when a process has been stopped for too long."""
+        ticks = Ticks(1.0, time.monotonic())
         while True:
             await asyncio.sleep(1.0)
-            reason = self._stopped.check(time.monotonic(), self._run.engine.stopped())
+            now = time.monotonic()
+            self._stopped.shift(ticks.gap(now))
+            reason = self._stopped.check(now, self._run.engine.tree.stopped())
             if reason:
                 return Alarm(reason, hang="serving", stopped=True)
 
@@ -97,11 +104,11 @@ class ServingMonitor:
         self._stopped = StoppedWatch(settings.hang_timeout)
         self._tokens: float | None = None
         self._busy = False
-        self._pulse: asyncio.Task[None] | None = None
+        self._liveness: asyncio.Task[None] | None = None
         self._canary: asyncio.Task[canary.Verdict | None] | None = None
 
     def log_event(self, event: object) -> None:
-        """Called for every event of the engine's log."""
+        """Take an event of the engine's log."""
         if isinstance(event, TokenActivity):
             self._hang_detector.tokens(time.monotonic())
 
@@ -110,18 +117,22 @@ class ServingMonitor:
         metrics: asyncio.Task[None] | None = None
         next_metrics = now = time.monotonic()
         next_canary = now + self._settings.canary_interval
+        ticks = Ticks(1.0, now)
         try:
             while True:
                 await asyncio.sleep(1.0)
                 now = time.monotonic()
+                if gap := ticks.gap(now):
+                    self._hang_detector.shift(gap)
+                    self._stopped.shift(gap)
                 self._status.hang_checks += 1
-                if self._run.engine.compiling():
+                if self._run.engine.tree.compiling():
                     self._hang_detector.compiling(now)
                 if now >= next_metrics and _over(metrics):
                     metrics = asyncio.create_task(self._metrics())
                     next_metrics = now + METRICS_EVERY
-                if _over(self._pulse) and self._hang_detector.wants_pulse(now):
-                    self._pulse = asyncio.create_task(self._send_pulse())
+                if _over(self._liveness) and self._hang_detector.wants_liveness_request(now):
+                    self._liveness = asyncio.create_task(self._send_liveness_request())
                 if self._canary is not None and self._canary.done():
                     verdict, self._canary = self._canary.result(), None
                     if verdict is not None and verdict.failure:
@@ -129,14 +140,14 @@ class ServingMonitor:
                 if self._settings.canary and now >= next_canary and not self._busy and self._canary is None:
                     self._canary = asyncio.create_task(self.ask_canary())
                     next_canary = now + self._settings.canary_interval
-                stopped = self._run.engine.stopped()
+                stopped = self._run.engine.tree.stopped()
                 halted = self._stopped.check(now, stopped)
                 reason = halted or self._hang_detector.check(now)
                 if reason:
                     return Alarm(reason, hang="serving", stopped=halted is not None)
                 self._show(now, stopped)
         finally:
-            for task in (metrics, self._pulse, self._canary):
+            for task in (metrics, self._liveness, self._canary):
                 if task is not None:
                     task.cancel()
 
@@ -186,21 +197,23 @@ class ServingMonitor:
                 self._hang_detector.tokens(now)
             self._tokens = activity.tokens
 
-    async def _send_pulse(self) -> None:
+    async def _send_liveness_request(self) -> None:
         import httpx
 
-        self._hang_detector.pulse_sent(time.monotonic())
+        self._hang_detector.liveness_request_sent(time.monotonic())
         answered = False
         try:
-            # Longer than the watchdog's own patience: it decides, and an engine that computes for others may.
+            # Longer than the watchdog's own timeout: it decides, and an engine that computes for others may.
             await self._client.ask(
-                canary.pulse(self._kind), embedding=self._kind.embedding, timeout=self._settings.hang_timeout * 4
+                canary.liveness_request(self._kind),
+                embedding=self._kind.embedding,
+                timeout=self._settings.hang_timeout * 4,
             )
             answered = True
         except (httpx.HTTPError, ValueError):
             await asyncio.sleep(1.0)
         finally:
-            self._hang_detector.pulse_ended(time.monotonic(), answered)
+            self._hang_detector.liveness_request_ended(time.monotonic(), answered)
 
 
 def _over(task: asyncio.Task[None] | None) -> bool:

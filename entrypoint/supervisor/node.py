@@ -1,7 +1,7 @@
 """The interface between the supervisor and the group of nodes that serve one model together.
 
-The base class is the implementation for a single host. `entrypoint/group` has the two others: `Head` (node 0, which
-decides for all) and `Worker` (every other node, which follows the head).
+The base class is the implementation for a single host. `entrypoint/group` has the two others: `GroupHead` (node 0,
+which decides for all) and `GroupWorker` (every other node, which follows the head).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from ..config.settings import Loaded
 from ..engine.run import Run
-from ..healing import machine
+from ..healing import events
 from ..plan import Change
 from .diagnosis import Conclusion, Diagnosis
 from .evidence import FailedRun
-from .launch import Launch, Prepared
+from .launch import Launch, PlannedLaunch, PreparedLaunch
 from .monitors import Alarm
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -46,7 +46,7 @@ class NodeContext:
     loaded: Loaded
     launch: Launch
     diagnosis: Diagnosis
-    post: Callable[[machine.Event], None]
+    post: Callable[[events.Event], None]
     on_alarm: Callable[[Alarm], None]
     on_wait: Callable[[str | None], None]
 
@@ -74,7 +74,7 @@ class Node:
     def on_preparing(self) -> None:
         """The supervisor began to prepare a start; no engine runs."""
 
-    async def plan(self, prepared: Prepared, changes: tuple[Change, ...]) -> Prepared:
+    async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         """Return ``prepared`` with the plan and the engine's command.
 
         In a group it waits, without a limit, until all nodes are ready to start together. The plan returned may be
@@ -85,7 +85,7 @@ class Node:
     def on_spawn(self, run: Run) -> None:
         """The engine of this node was spawned as ``run``."""
 
-    async def watch(self, run: Run) -> machine.Event:
+    async def watch(self, run: Run) -> events.Event:
         """Wait until ``run`` must end because of another node and return the event that ends it.
 
         Called twice in a run: from the spawn to READY, then from READY on. Never returns on a single host.

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from ..healing.machine import Phase
+from ..healing.phases import Phase
 
 # What the drain may take beyond its own time: the engine's tree is killed, the control port closed, a hook told.
 STOP_SLACK = 90.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from entrypoint.engine.canary import Kind, judge, pulse, request
+from entrypoint.engine.canary import Kind, judge, liveness_request, request
 
 TEXT = Kind(embedding=False, tokenizer=True, trust=True)
 VECTOR = Kind(embedding=True, tokenizer=True, trust=True)
@@ -63,5 +63,5 @@ def test_embeddings() -> None:
 def test_requests_carry_text_only_when_the_engine_has_a_tokenizer() -> None:
     assert "text" in request(TEXT)
     assert "input_ids" in request(Kind(False, False, True))
-    assert pulse(TEXT)["sampling_params"]["max_new_tokens"] == 1
-    assert "sampling_params" not in pulse(VECTOR)
+    assert liveness_request(TEXT)["sampling_params"]["max_new_tokens"] == 1
+    assert "sampling_params" not in liveness_request(VECTOR)

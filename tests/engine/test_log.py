@@ -50,7 +50,7 @@ def test_a_whole_boot_passes_its_stages_in_order() -> None:
 
 def test_readings_are_bytes_and_counts() -> None:
     _, events = replay(read("boot-to-ready.log"))
-    readings = {event.name: event.bytes for event in events if isinstance(event, Reading)}
+    readings = {event.name: event.value for event in events if isinstance(event, Reading)}
     assert readings["baseline_free"] == pytest.approx(139.13 * GIB)
     assert readings["weights"] == pytest.approx(15.02 * GIB)
     assert readings["free_after_load"] == pytest.approx(124.11 * GIB)
@@ -117,7 +117,7 @@ def test_draft_weights_and_several_captures_add_up() -> None:
 [2026-11-29 16:42:50 TP0] Capture draft extend CUDA graph begin. backend=full, bs=[1], avail mem=7.5 GB
 [2026-11-29 16:42:59 TP0] Capture draft extend CUDA graph end. elapsed=9 s, mem usage=0.25 GB, avail mem=7.25 GB."""
     _, events = replay(text)
-    readings = [(event.name, event.bytes / GIB) for event in events if isinstance(event, Reading)]
+    readings = [(event.name, event.value / GIB) for event in events if isinstance(event, Reading)]
     assert readings.count(("baseline_free", pytest.approx(93.86))) == 1
     assert ("draft_weights", pytest.approx(4.0)) in readings
     assert readings[-2:] == [("graph_bytes", pytest.approx(1.75)), ("free_after_graphs", pytest.approx(7.25))]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,9 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from entrypoint.engine import process
+from entrypoint.engine import tree
+from entrypoint.engine.command import MARK
 from entrypoint.engine.process import Ended, Engine
 from entrypoint.host import ports
+from entrypoint.host.parent_death import become_subreaper
 from entrypoint.host.shm import ShmLedger
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -38,7 +44,7 @@ class Watched:
             await asyncio.sleep(0.02)
 
     def role(self, name: str) -> psutil.Process:
-        for process_ in self.engine.census():
+        for process_ in self.engine.tree.census():
             if process_.cmdline()[:1] == [f"sglang::{name}"]:
                 return process_
         raise AssertionError(f"no {name}")
@@ -53,13 +59,13 @@ def free_port() -> int:
 
 @pytest.fixture
 async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
-    process.become_subreaper()
+    become_subreaper()
     started: list[Watched] = []
 
     async def make(**plan: object) -> Watched:
         argv = [sys.executable, str(FAKE), "--model-path", "/m", "--port", str(free_port())]
         run_id = f"test{os.getpid()}-{len(started)}"
-        env = {**os.environ, "FAKE_ENGINE": json.dumps(plan), process.MARK: run_id}
+        env = {**os.environ, "FAKE_ENGINE": json.dumps(plan), MARK: run_id}
         watched = Watched(Engine(argv, env, tmp_path, run_id))
         started.append(watched)
         return watched
@@ -68,6 +74,11 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
     for watched in started:
         assert await watched.engine.kill() == []
         await asyncio.wait_for(watched.task, 5)
+
+
+def marked(run_id: str) -> list[int]:
+    """Processes of the host that carry exactly this mark."""
+    return [pid for pid in psutil.pids() if tree.is_marked(pid, f"{run_id}\0", Path("/nowhere"))]
 
 
 def ready(watched: Watched) -> Callable[[], bool]:
@@ -81,8 +92,8 @@ def gone(pids: list[int]) -> bool:
 async def test_output_arrives_and_main_is_told_apart(spawn: Spawn) -> None:
     watched = await spawn()
     await watched.until(ready(watched))
-    assert watched.engine.pid in [p.pid for p in watched.engine.vital()]
-    assert {p.cmdline()[0] for p in watched.engine.vital() if p.pid != watched.engine.pid} == {
+    assert watched.engine.pid in [p.pid for p in watched.engine.tree.vital()]
+    assert {p.cmdline()[0] for p in watched.engine.tree.vital() if p.pid != watched.engine.pid} == {
         "sglang::scheduler",
         "sglang::detokenizer",
     }
@@ -110,7 +121,7 @@ async def test_orphans_are_found_and_reaped(spawn: Spawn) -> None:
     """Children whose main dies before their parent-death signal is set live on, as children of ours."""
     watched = await spawn(death_signal_after=60)
     await watched.until(ready(watched))
-    pids = [p.pid for p in watched.engine.census()]
+    pids = [p.pid for p in watched.engine.tree.census()]
     os.kill(watched.engine.pid, signal.SIGKILL)
     await watched.until(lambda: any(end.role == "main" for end in watched.ends))
     assert await watched.engine.kill() == []
@@ -121,14 +132,43 @@ async def test_a_process_that_left_session_and_parent_is_found_by_its_mark(spawn
     watched = await spawn(death_signal_after=60, orphan_session=True, exit_early=1)
     await watched.until(lambda: any(end.role == "main" for end in watched.ends))
     assert await watched.engine.kill() == []
-    assert process.leftovers(watched.engine.run_id) == []
+    assert marked(watched.engine.run_id) == []
+
+
+def sleeper(argv0: str, cwd: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """A process that calls itself ``argv0``; without an environment as setproctitle leaves it."""
+    process = subprocess.Popen([argv0, "60"], executable=shutil.which("sleep"), cwd=cwd, env=environ)
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(argv0.encode()):
+        time.sleep(0.001)  # it has its memory a moment after the exec
+    return process
+
+
+def test_a_run_is_not_taken_for_another_whose_number_begins_with_it(tmp_path: Path) -> None:
+    process = sleeper("sleep", tmp_path, RELAUNCH_RUN_ID="aa-7-10")
+    try:
+        assert tree.is_marked(process.pid, "aa-7-10\0", tmp_path)
+        assert not tree.is_marked(process.pid, "aa-7-1\0", tmp_path)
+        assert tree.is_marked(process.pid, "aa-", tmp_path), "any run of the state directory"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_titled_process_shows_no_mark_and_is_known_by_its_directory(tmp_path: Path) -> None:
+    process = sleeper("sglang::scheduler_TP0", tmp_path)
+    try:
+        assert tree.is_marked(process.pid, "aa-7-1\0", tmp_path)
+        assert not tree.is_marked(process.pid, "aa-7-1\0", tmp_path / "..")
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_a_kill_in_the_spawn_window_leaves_nothing(spawn: Spawn) -> None:
     watched = await spawn(death_signal_after=60, start_seconds=30)
     await asyncio.sleep(0.05)
     assert await watched.engine.kill() == []
-    assert process.leftovers(watched.engine.run_id) == []
+    assert marked(watched.engine.run_id) == []
 
 
 async def test_processes_that_ignore_sigterm_and_are_stopped_die_all_the_same(spawn: Spawn) -> None:
@@ -136,7 +176,7 @@ async def test_processes_that_ignore_sigterm_and_are_stopped_die_all_the_same(sp
     await watched.until(ready(watched))
     watched.role("scheduler").send_signal(signal.SIGSTOP)
     await asyncio.sleep(0.2)
-    assert [text.split()[0] for text in watched.engine.stopped()] == ["scheduler"]
+    assert [text.split()[0] for text in watched.engine.tree.stopped()] == ["scheduler"]
     assert await watched.engine.kill() == []
 
 
@@ -174,8 +214,8 @@ async def test_the_port_is_known_to_be_our_childs(spawn: Spawn) -> None:
     watched = await spawn()
     await watched.until(ready(watched))
     port = int(watched.engine.argv[-1])
-    assert watched.engine.owns_port(port)
-    assert not watched.engine.owns_port(port + 1)
+    assert watched.engine.tree.owns_port(port)
+    assert not watched.engine.tree.owns_port(port + 1)
     assert not ports.is_free("127.0.0.1", port)
 
 
@@ -195,12 +235,13 @@ async def test_many_runs_leak_no_descriptor(spawn: Spawn) -> None:
 async def test_it_is_known_whether_the_engine_was_dying_before_it_was_killed(spawn: Spawn, victim: str | None) -> None:
     watched = await spawn(dying_seconds=30)
     await watched.until(lambda: any("fired up" in line for line in watched.lines))
-    await watched.until(lambda: len(watched.engine.vital()) == 3)
+    await watched.until(lambda: len(watched.engine.tree.vital()) == 3)
     if victim is not None:
-        dying = watched.engine._main if victim == "main" else watched.role(victim)
+        dying = psutil.Process(watched.engine.pid) if victim == "main" else watched.role(victim)
         dying.kill()
-        while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.005)
     await watched.engine.kill()
     assert watched.engine.failing is (victim is not None)
 
@@ -212,3 +253,40 @@ def test_a_semaphore_whose_maker_died_before_anybody_looked_is_removed_by_its_pi
         (tmp_path / name).write_text("")
     assert ledger.remove({41}) == ["sem.loky-41-a"]
     assert {path.name for path in tmp_path.iterdir()} == {"sem.loky-41-old", "sem.loky-42-b", "sem.loky-b", "other-41"}
+
+
+async def test_what_follows_in_a_line_that_is_too_long_is_never_a_line_of_its_own(tmp_path: Path) -> None:
+    code = "import sys; w = sys.stdout.write; w('Receive: obj=' + 'NVRM: Xid (x): 79 ' * 20000 + '\\nnext\\n')"
+    lines: list[str] = []
+    engine = Engine([sys.executable, "-c", code], {**os.environ, MARK: "long"}, tmp_path, "long")
+    await engine.follow(lines.append, lambda ended: None)
+    await engine.kill()
+    assert len(lines) == 3 and lines[0].startswith("Receive: obj=") and lines[2] == "next"
+    assert "Xid" not in lines[1] and "left out" in lines[1]
+
+
+async def test_an_engine_that_cannot_be_looked_at_is_looked_at_again_and_still_killed(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exhausted = OSError(errno.EMFILE, "Too many open files")
+    opened, failures = os.pidfd_open, [3]
+
+    def pidfd_open(pid: int, *more: int) -> int:
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise exhausted
+        return opened(pid, *more)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    watched = await spawn()
+    await watched.until(lambda: failures[0] < 0)
+    assert watched.ends == [], "out of descriptors is no end"
+
+    def census(*_: object, **__: object) -> list[psutil.Process]:
+        raise exhausted
+
+    monkeypatch.setattr(watched.engine.tree, "census", census)
+    killing = asyncio.create_task(watched.engine.kill())
+    await watched.until(lambda: any(ended.role == "main" for ended in watched.ends))
+    monkeypatch.undo()
+    assert await killing == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from entrypoint.engine import watchdog
 from entrypoint.engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch
 
 
@@ -16,10 +19,10 @@ def run(watchdog: HangDetector, seconds: int, start: int = 0, **happens: object)
             watchdog.tokens(now)
         if second in happens.get("compiling", ()):  # type: ignore[operator]
             watchdog.compiling(now)
-        if watchdog.wants_pulse(now):
-            watchdog.pulse_sent(now)
+        if watchdog.wants_liveness_request(now):
+            watchdog.liveness_request_sent(now)
             if answers:
-                watchdog.pulse_ended(now + 0.1, True)
+                watchdog.liveness_request_ended(now + 0.1, True)
         if watchdog.check(now):
             return now
     return None
@@ -56,9 +59,9 @@ def test_a_pulse_that_is_refused_again_and_again_is_a_hang() -> None:
         now = float(second)
         if second % 5 == 0:
             watchdog.metrics_answered(now, 0)
-        if watchdog.wants_pulse(now):
-            watchdog.pulse_sent(now)
-            watchdog.pulse_ended(now, answered=False)
+        if watchdog.wants_liveness_request(now):
+            watchdog.liveness_request_sent(now)
+            watchdog.liveness_request_ended(now, answered=False)
         if watchdog.check(now):
             found = now
             break
@@ -103,3 +106,21 @@ def test_a_stopped_process_is_found_after_the_patience_and_forgiven_when_it_goes
     assert watch.check(30, []) is None
     assert watch.check(40, ["scheduler (pid 1)"]) is None
     assert "scheduler" in str(watch.check(100, ["scheduler (pid 1)"]))
+
+
+@pytest.mark.parametrize("pause", [8.0, 14.0, 70.0, 3600.0])
+def test_a_watcher_that_stood_still_itself_takes_no_engine_for_hung(pause: float) -> None:
+    ticks, hang, stopped = watchdog.Ticks(1.0, 0.0), watchdog.HangDetector(10.0, True, 0.0), watchdog.StoppedWatch(10.0)
+    start = watchdog.StartupWatchdog(10.0, 0.0)
+    now = 0.0
+    for tick in range(1, 9):
+        now = tick + (pause if tick > 3 else 0.0)
+        if gap := ticks.gap(now):
+            for each in (hang, stopped, start):
+                each.shift(gap)
+        assert hang.check(now) is None and start.check(now, "loading", (), 0) is None
+        assert stopped.check(now, ["scheduler"]) is None
+    for tick in range(9, 13):
+        now = tick + pause
+        assert ticks.gap(now) == 0.0
+    assert hang.check(now) and start.check(now, "loading", (), 0) and stopped.check(now, ["scheduler"])

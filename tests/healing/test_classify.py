@@ -26,7 +26,7 @@ SIGQUIT = "[2026-11-29 16:50:01] SIGQUIT received. signum=None, frame=None. It u
 ARGS = "[2026-11-29 16:30:36] server_args={'model_path': 'm', 'note': 'CUDA out of memory'}"
 
 # Handed cases whose given answer can be argued with, and why ours is the better one. None at present: where the
-# action is a stop that a known setting heals, the cause is the given one and the ladder heals (test_ladder.py).
+# action is a stop that a known setting heals, the cause is the given one and the playbook heals (test_remedies_for.py).
 ARGUABLE: dict[str, str] = {}
 
 
@@ -190,7 +190,6 @@ def test_foreign_memory_is_told_from_too_much_of_our_own() -> None:
         (Observed(signal=9, oom_kill=True), "host_oom"),
         (Observed(canary="nan"), "nan_output"),
         (Observed(canary="degenerate"), "degenerate_output"),
-        (Observed(canary="silent"), "hang_serving"),
         (Observed(hang="serving"), "hang_serving"),
         (Observed(hang="startup", compiler_running=True), "none"),
         (Observed(hang="startup", stage="nccl_init"), "nccl_init_hang"),

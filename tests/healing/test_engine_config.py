@@ -1,4 +1,4 @@
-"""Facts: what the ladder reads from a plan and from the settings behind it."""
+"""EngineConfigView: what the playbook reads from a plan and from the settings behind it."""
 
 from __future__ import annotations
 

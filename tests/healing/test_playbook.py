@@ -1,4 +1,4 @@
-"""The ladder: what it changes per cause, that it never returns to what failed, and that it ends."""
+"""The playbook: what it changes per cause, that it never returns to what failed, and that it ends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Evidence, Observed, Verdict, classify
-from entrypoint.healing.engine_config import Facts
-from entrypoint.healing.playbook import BUDGETED, LADDER, Attempt, Step, decide
+from entrypoint.healing.engine_config import EngineConfigView
+from entrypoint.healing.playbook import BUDGETED, PLAYBOOK, Attempt, Remediation, decide
 
 GIB = 1 << 30
-FACTS = Facts(
+FACTS = EngineConfigView(
     sm=120,
     tp=8,
     mem_fraction_static=0.84,
@@ -48,18 +48,20 @@ def verdict(cause: str, stage: str | None = None, text: str = "", **numbers: flo
     return Verdict(cause, entry.action, where, None, 0.9, evidence, entry.summary, entry.next_step, numbers)
 
 
-def apply(facts: Facts, step: Step) -> Facts:
-    known = {c.setting: c.after for c in step.changes if c.setting in Facts.__dataclass_fields__}
+def apply(facts: EngineConfigView, step: Remediation) -> EngineConfigView:
+    known = {c.setting: c.after for c in step.changes if c.setting in EngineConfigView.__dataclass_fields__}
     if "speculative" in known:
         known["speculative"] = known["speculative"] != "off"
     flags = facts.flags | {c.setting for c in step.changes if c.setting.startswith("--")}
     return replace(facts, flags=flags, user_set=facts.user_set - set(known), **known)
 
 
-def climb(cause: str, facts: Facts = FACTS, stage: str | None = None, text: str = "", **numbers: float) -> list[Step]:
-    """The same end again and again, until the ladder gives up."""
+def climb(
+    cause: str, facts: EngineConfigView = FACTS, stage: str | None = None, text: str = "", **numbers: float
+) -> list[Remediation]:
+    """The same end again and again, until the playbook gives up."""
     history: tuple[Attempt, ...] = ()
-    steps: list[Step] = []
+    steps: list[Remediation] = []
     for at in range(40):
         one = verdict(cause, stage, text, **numbers)
         steps.append(decide(one, facts, history))
@@ -70,12 +72,12 @@ def climb(cause: str, facts: Facts = FACTS, stage: str | None = None, text: str 
     raise AssertionError(f"{cause} does not end")
 
 
-def path(steps: list[Step]) -> list[tuple[str, dict[str, Any]]]:
+def path(steps: list[Remediation]) -> list[tuple[str, dict[str, Any]]]:
     return [(step.action, {change.setting: change.after for change in step.changes}) for step in steps]
 
 
 # These are started again, unchanged, as long as the supervisor's restart budget lasts.
-ENDLESS = {cause for cause, rungs in LADDER.items() if any(rung.times is BUDGETED for rung in rungs)}
+ENDLESS = {cause for cause, remedies in PLAYBOOK.items() if any(remedy.times is BUDGETED for remedy in remedies)}
 
 
 def test_every_cause_ends_in_plain_words() -> None:
@@ -86,7 +88,7 @@ def test_every_cause_ends_in_plain_words() -> None:
             assert last == replace(last, restart=False, give_up=False, action="keep_running")
         else:
             assert last.give_up and last.action in ("stop_config", "stop_operator"), cause
-    assert set(LADDER) <= set(catalogue().causes)
+    assert set(PLAYBOOK) <= set(catalogue().causes)
 
 
 @pytest.mark.parametrize("cause", [name for name, c in catalogue().causes.items() if c.action.startswith("stop_")])
@@ -95,7 +97,7 @@ def test_what_no_restart_can_help_is_not_tried(cause: str) -> None:
     assert [step.action for step in steps] == [catalogue().causes[cause].action]
 
 
-@pytest.mark.parametrize("cause", list(LADDER))
+@pytest.mark.parametrize("cause", list(PLAYBOOK))
 def test_the_first_step_is_the_catalogues_action_or_explained(cause: str) -> None:
     facts = replace(FACTS, speculative=True)
     first = decide(verdict(cause), facts, ())

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - log lines stand as they were written
-"""A replayed 8-rank GLM-5 boot through each failure of the ladder: lines in, final settings and restarts out.
+"""A replayed 8-rank GLM-5 boot through each failure of the playbook: lines in, final settings and restarts out.
 
 The lines have the engine's recorded formats; what fits is decided by a small model of one card. Nothing sleeps.
 """
@@ -14,8 +14,8 @@ import pytest
 
 from entrypoint.engine.log import LogParser
 from entrypoint.healing.classify import Observed, Verdict, classify
-from entrypoint.healing.engine_config import Facts
-from entrypoint.healing.playbook import Attempt, Step, decide
+from entrypoint.healing.engine_config import EngineConfigView
+from entrypoint.healing.playbook import Attempt, Remediation, decide
 
 GIB = 1 << 30
 RANKS = 8
@@ -38,12 +38,12 @@ class Box:
     starts: int = 0
     log: list[str] = field(default_factory=list)
 
-    def facts(self) -> Facts:
+    def facts(self) -> EngineConfigView:
         """As the planner accounts for it: 2 MiB per graph request, 1.5 MiB per prefill token, 1.5 GiB, 1 GiB margin."""
         chunk, graphs = self.settings["chunked_prefill_size"], self.settings["cuda_graph_max_bs"]
         graph_bytes = int((1.0 + graphs * 2 / 1024) * GIB)
-        known = {name: self.settings[name] for name in Facts.__dataclass_fields__ if name in self.settings}
-        return Facts(
+        known = {name: self.settings[name] for name in EngineConfigView.__dataclass_fields__ if name in self.settings}
+        return EngineConfigView(
             sm=120,
             tp=RANKS,
             context_length=131_072,
@@ -203,11 +203,11 @@ BASE: dict[str, Any] = {
 }
 
 
-def heal(box: Box, limit: int = 12) -> tuple[list[Verdict], list[Step]]:
-    """Start, classify, decide, apply, until a start succeeds or the ladder gives up."""
+def heal(box: Box, limit: int = 12) -> tuple[list[Verdict], list[Remediation]]:
+    """Start, classify, decide, apply, until a start succeeds or the playbook gives up."""
     history: tuple[Attempt, ...] = ()
     verdicts: list[Verdict] = []
-    steps: list[Step] = []
+    steps: list[Remediation] = []
     for at in range(limit):
         lines = list(box.boot())
         parser = LogParser()
@@ -231,7 +231,7 @@ def heal(box: Box, limit: int = 12) -> tuple[list[Verdict], list[Step]]:
         box.jit_clean |= step.clear_jit_cache
         if step.wait_for == "gpu_memory":
             box.held_gib = 0.0
-    raise AssertionError("the ladder does not end")
+    raise AssertionError("the playbook does not end")
 
 
 def changed(box: Box) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shutil
 import sys
@@ -281,7 +282,7 @@ def built(loaded: settings.Loaded) -> command.Command:
     box = rtx()
     made = plan.make(loaded, box, read("glm-5-nvfp4"))
     assert made.feasible, made.reasons
-    return command.build(loaded, box, made, "/var/cache/huggingface/model")
+    return command.build(loaded, box, made, "/var/cache/huggingface/model", os.environ)
 
 
 def test_the_gateway_is_composes_and_has_the_replicas_model_and_keys(secret_files: Path) -> None:

@@ -109,7 +109,7 @@ def test_kernels_of_sm120_are_said_outright() -> None:
 
 
 def test_shared_experts_that_are_quantised_too_stay_fused() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
 
     config = dict(read("glm-5-nvfp4").config)
     quantised = {
@@ -138,10 +138,19 @@ def test_presets_load_say_what_they_are_and_comment_every_line(preset: str) -> N
     assert all(before.startswith("#") for before, line in pairwise(lines) if not line.startswith("#"))
 
 
-def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
-    from entrypoint.checkpoint import checkpoint
+def test_an_architecture_that_the_engine_has_no_class_for_is_refused() -> None:
+    from entrypoint.checkpoint import model as checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["NeverHeardOfForCausalLM"]}
+    found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
+    planned = make(found, h200())
+    assert not planned.feasible and "NeverHeardOfForCausalLM is no class" in planned.reasons[0]
+
+
+def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
+    from entrypoint.checkpoint import model as checkpoint
+
+    config = {**read("qwen3-30b-a3b").config, "architectures": ["BloomForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
     planned = make(found, h200())
     assert planned.feasible and any("not in the planner's table" in warning for warning in planned.warnings)
@@ -180,7 +189,7 @@ def test_flags_that_the_account_cannot_follow_are_named() -> None:
 
 
 def test_an_encoder_on_a_gpu_and_cuda_without_gpus() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
     from entrypoint.host import inventory
 
     bert = {

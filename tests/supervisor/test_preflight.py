@@ -67,13 +67,14 @@ def test_dockers_own_64_mib_of_shared_memory_are_too_little_for_eight_ranks() ->
     ("number", "cause", "word"),
     [
         (errno.ENOSPC, "disk_full", "free space"),
-        (errno.EROFS, "permission_denied", "writable volume"),
+        (errno.EROFS, "permission_denied", "mount it writable"),
         (errno.EACCES, "permission_denied", "chown"),
     ],
 )
-def test_each_reason_not_to_write_has_its_own_cure(number: int, cause: str, word: str) -> None:
-    stop = unwritable("RELAUNCH_CACHE_DIR", Path("/c"), OSError(number, "why"))
-    assert (stop.cause, stop.exit_code) == (cause, 73) and word in stop.next_step and "/c" in stop.message
+def test_each_reason_not_to_write_has_its_own_cure(tmp_path: Path, number: int, cause: str, word: str) -> None:
+    stop = unwritable("RELAUNCH_CACHE_DIR", tmp_path, OSError(number, "why"))
+    assert (stop.cause, stop.exit_code) == (cause, 73) and word in stop.next_step and str(tmp_path) in stop.message
+    assert "RELAUNCH_CACHE_DIR" in stop.next_step
 
 
 @pytest.mark.parametrize(

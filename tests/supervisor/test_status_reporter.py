@@ -5,31 +5,29 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from entrypoint.control.status import Status
 from entrypoint.supervisor import status_reporter
 
 
-def test_a_wait_of_hours_for_changing_reasons_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_of_hours_for_changing_reasons_does_not_fill_the_log() -> None:
     now = [0.0]
-    monkeypatch.setattr(status_reporter, "time", SimpleNamespace(monotonic=lambda: now[0]))
     said: list[str] = []
     status = Status()
-    shown = status_reporter.StatusReporter(status, cast(Any, SimpleNamespace(info=said.append)), cast(Any, None), {})
+    log = cast(Any, SimpleNamespace(info=said.append))
+    reporter = status_reporter.StatusReporter(status, log, cast(Any, None), {}, lambda: now[0])
     for beat in range(7200):  # an hour
         now[0] = beat / 2
-        shown.wait("no route" if beat % 3 else "timed out")
+        reporter.on_wait("no route" if beat % 3 else "timed out")
         if beat % 10 == 0:
             status.reason = "killed: what the machine shows at every tick"
-    assert 1 < len(said) <= 3600 / status_reporter.WAIT_SAID_EVERY + 1
+    assert 1 < len(said) <= 3600 / status_reporter.WAIT_LOGGED_EVERY + 1
     assert status.reason in ("no route", "timed out"), "the status always has the present one"
     said.clear()
     for _ in range(7200):
         now[0] += 0.5
-        shown.wait("no route")
+        reporter.on_wait("no route")
         status.reason = "killed: what the machine shows at every tick"
     assert len(said) <= 1
-    shown.wait(None)
-    shown.wait("no route")
+    reporter.on_wait(None)
+    reporter.on_wait("no route")
     assert said[-1] == "no route", "a new wait is said at once"

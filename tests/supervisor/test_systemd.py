@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.healing.machine import Phase
+from entrypoint.healing.phases import Phase
 from entrypoint.supervisor.systemd import Notify
 
 

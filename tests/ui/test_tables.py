@@ -200,9 +200,9 @@ def test_hardware_without_a_gpu_says_what_can_be_done() -> None:
 def test_every_action_and_phase_has_its_words() -> None:
     from entrypoint.engine.log import STAGES
     from entrypoint.healing.causes import catalogue
-    from entrypoint.healing.machine import Phase
+    from entrypoint.healing.phases import PUBLIC_PHASES
 
     actions = {cause.action for cause in catalogue().causes.values()}
-    assert actions <= set(labels.ACTION_WORDS)
-    assert {phase.value for phase in Phase} == set(labels.PHASE_WORDS)
-    assert set(STAGES) <= set(labels.STAGE_WORDS)
+    assert actions <= set(labels.ACTION_LABELS)
+    assert set(PUBLIC_PHASES) == set(labels.PHASE_LABELS)
+    assert set(STAGES) <= set(labels.STAGE_LABELS)
