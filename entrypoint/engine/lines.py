@@ -125,16 +125,17 @@ class EvidenceFilter:
     """Tells the engine's own statements from what it only repeats.
 
     A request's text may hold line ends, and a long line is cut into pieces by whoever stored it: every line after a
-    repeated request belongs to it until the engine's own prefix begins a new record.
+    repeated request belongs to it until the engine's own prefix begins a new record. ``in_request``: the line above
+    was such a one.
     """
 
     def __init__(self) -> None:
-        self._in_request = False
+        self.in_request = False
 
     def admits(self, line: Line) -> bool:
         """Return whether ``line`` may be read as a statement of the engine. Call it with every line in order."""
         if is_request(line.text):
-            self._in_request = True
+            self.in_request = True
         elif line.starts_record:
-            self._in_request = False
-        return not self._in_request and not is_configuration(line.text)
+            self.in_request = False
+        return not self.in_request and not is_configuration(line.text)

@@ -30,7 +30,8 @@ class Rule:
 
     ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only counts there (empty:
     anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached;
-    ``next_step``: advice that this evidence calls for, instead of the cause's own.
+    ``site``: the innermost frames above must name this; ``next_step``: advice that this evidence calls for,
+    instead of the cause's own.
     See the head of `catalogue/causes.toml` for ``weight``.
     """
 
@@ -42,6 +43,7 @@ class Rule:
     frames: re.Pattern[str] | None
     stage: str | None
     next_step: str = ""
+    site: re.Pattern[str] | None = None
 
     def search(self, text: str, lowered: str) -> re.Match[str] | None:
         """The first text that shows the cause; ``lowered`` is ``text`` in lower case."""
@@ -102,6 +104,7 @@ def xid_classes() -> tuple[XidClass, ...]:
 def catalogue() -> Catalogue:
     """The catalogue that ships with the package; read once."""
     data = _read("causes") | _read("stages")
+    sites = _read("sites")
     rules = [row for name in _RULES for row in _read(name)["rule"]]
     causes = {
         name: Cause(name, row["action"], row["stage"], row["summary"], row["next"])
@@ -109,8 +112,12 @@ def catalogue() -> Catalogue:
     }
     return Catalogue(
         causes,
-        (*(kind.rule() for kind in xid_classes()), *(_rule(row) for row in rules)),
-        data["by_stage"],
+        (
+            *(kind.rule() for kind in xid_classes()),
+            *(_rule(row) for row in rules),
+            *(_site_rule(row) for row in sites["site"]),
+        ),
+        data["by_stage"] | sites["by_stage"],
         tuple((row["stage"], _compile(row["re"])) for row in data["frame"]),
         tuple((row["stage"], _compile(row["re"])) for row in data["mark"]),
     )
@@ -131,6 +138,18 @@ def _rule(row: Mapping[str, Any]) -> Rule:
         stage=row.get("stage"),
         next_step=row.get("next", ""),
     )
+
+
+# An exception's own line; its place decides only where its text says nothing (see the weights of `asked.toml`).
+_EXCEPTION = (
+    r"^(?:\w+\.)*\w*(?:error|exception|unavailable|rejected|mismatch|request|timeout|redirects|skipsample)\b(?::|$)"
+)
+_SITE_WEIGHT = 35
+
+
+def _site_rule(row: Mapping[str, Any]) -> Rule:
+    texts = ((None, _compile(_EXCEPTION)),)
+    return Rule(row["cause"], _SITE_WEIGHT, texts, None, frozenset(), None, None, site=_compile(row["re"]))
 
 
 def _compile(text: str) -> re.Pattern[str]:

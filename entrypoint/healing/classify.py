@@ -19,6 +19,8 @@ _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
 # What goes on although the engine answers.
 _LASTING = frozenset({"nan_output", "degenerate_output", "gpu_lost"})
+# What is tried again by whoever met it: a later stage shows that it worked.
+_RETRIED = frozenset({"hub_unavailable", "hub_rate_limited", "download_stalled"})
 _GOES_ON = 20  # signs of life after a failure text: however the run ended later, that text did not end it
 _STOPPED = "a process was stopped by a signal from outside"
 _TEXT = 300  # characters of an evidence line
@@ -154,6 +156,9 @@ def _survived(hit: Hit, boot: Boot, ended: bool) -> bool:
         return False
     if ended:
         return boot.life - hit.life >= _GOES_ON
+    later_stage = boot.marked is not None and boot.marked[0] > hit.number
+    if hit.cause in _RETRIED and later_stage:
+        return True
     return boot.ready_at > hit.number or boot.last_life > hit.number
 
 

@@ -7,6 +7,8 @@ still win are kept.
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ ORDER = (
 # more when they are an exception's own line.
 SAME_SHAPE, TRIED, TRIED_EXCEPTIONS = 8, 8_000, 4_000
 _DIGITS = str.maketrans("123456789", "000000000")
+_KNOWN_LINES = 20_000  # repeated lines that are recognised without another look
+_FRAMES = 400  # of one traceback
 HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fatal text has been seen
 
 # Every rule needs one of these words in its line (a test holds them to the corpus); lower case.
@@ -193,6 +197,7 @@ WORDS = (
     "gigachat",
     "malformed",
     "text",
+    "skip",
 )
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
@@ -209,9 +214,12 @@ _SOFT = re.compile(
 )
 # Lines of level INFO and of a library's warning: they tell, they do not fail.
 _TOLD = re.compile(
-    r"^(?:\S+:\d+: )?(?:\w*Warning: )|\bIgnoring incompatible\b|^Ignore import error|^Skipping (?:import|tactic)"
-    r"|\[W:onnxruntime|\| INFO +\||- INFO -|To silence this warning"
+    r"^(?:\S+:\d+: )?(?:\w*Warning: )|\bIgnoring incompatible\b|^Ignore import error|\bSkipping (?:import|tactic)"
+    r"|\bNCCL INFO\b|^\[[WI]\d{3,4} [^\]]*(?:TCPStore|ProcessGroup\w*|socket|Utils)\.cpp"
+    r"|\b(?:will|may) be slow|\bcan be ignored|\[W:onnxruntime|\| INFO +\||- INFO -|To silence this warning"
 )
+# What engines warn of and go on without.
+_WARNED_OF = frozenset({"image_mismatch", "config_rejected", "unsupported_kernel", "checkpoint_mismatch"})
 # Where a request is taken apart, before it reaches the scheduler; and where the engine itself works.
 _OF_REQUEST = re.compile(
     r"entrypoints/(?:openai|anthropic|ollama|serve)|entrypoints/(?:http_server|api_server|launcher)|serving_\w+\.py"
@@ -287,12 +295,13 @@ class Scanner:
         self.boots = [Boot()]
         self.lines = 0  # lines with any text
         self._parser = LogParser()
-        self._frames: list[str] = []
+        self._frames: deque[str] = deque(maxlen=_FRAMES)
         self._trace: Line | None = None
         self._trace_at = 0
         self._seen: dict[str, int] = {}
         self._tried = 0
         self._filter = EvidenceFilter()
+        self._known: dict[str, str] = {}
 
     @property
     def boot(self) -> Boot:
@@ -311,58 +320,80 @@ class Scanner:
         if not raw or raw.isspace():
             return
         self.lines += 1
-        lowered = raw.lower()
-        if 'file "' in lowered:
-            frame = _FRAME.search(raw)
-            if frame:
-                self._frames = [*self._frames[-400:], f"{frame[1]} {frame[2]}"]
-                return
-        if "server_args=" in lowered and "server_args=" in unwrap(raw).text[:13]:
-            self._new_boot()
+        known = self._known.get(raw)
+        if known is not None:  # a line of an earlier traceback, or one that says nothing
+            if known:
+                self._frames.append(known)
             return
-        if any(sign in raw for sign in _LIFE) and self._filter.admits(unwrap(raw)):
+        lowered = raw.lower()
+        frame = _FRAME.search(raw) if 'file "' in lowered else None
+        if frame:
+            self._frames.append(f"{frame[1]} {frame[2]}")
+            self._remember(raw, self._frames[-1])
+        elif "server_args=" in lowered and "server_args=" in unwrap(raw).text[:13]:
+            self._new_boot()
+        elif not self._is_life(number, raw):
+            self._read(number, raw, lowered)
+
+    def _is_life(self, number: int, raw: str) -> bool:
+        """Lines of a working engine: batches and answered requests. True when the line is nothing else."""
+        if any(sign in raw for sign in _LIFE) and (not self._filter.in_request or self._filter.admits(unwrap(raw))):
             self.boot.life += 1
             self.boot.last_life = number
         if " batch, #" in raw or " batch [" in raw:
             self.boot.activity = "prefill" if "Prefill" in raw else "decode"
             if self.boot.activity == "prefill":
                 self.boot.numbers.update(numbers_in(raw, "new_tokens"))
-            return
-        if '" 200 OK' in raw or _WRITTEN_BY_SERVING.match(raw):
-            return
+            return True
+        return '" 200 OK' in raw or _WRITTEN_BY_SERVING.match(raw) is not None
+
+    def _read(self, number: int, raw: str, lowered: str) -> None:
         if not any(word in lowered for word in WORDS):
+            self._remember(raw, "")
             return
+        exhausted = True
         for part in raw.split("\r"):
             line = unwrap(part)
-            if line.text and self._filter.admits(line):
-                self._line(number, line)
+            exhausted = line.text != "" and self._filter.admits(line) and self._line(number, line) and exhausted
+        if exhausted:
+            self._remember(raw, "")
+
+    def _remember(self, raw: str, frame: str) -> None:
+        """Note that ``raw`` needs no second look: only the frame that it holds, if any, counts."""
+        if len(self._known) < _KNOWN_LINES:
+            self._known[raw] = frame
 
     def _new_boot(self) -> None:
         """sglang prints its configuration once per run: a second time means that it was started again."""
         if self.boot.ended or self.boot.ready:
             self.boots = [*self.boots[-7:], Boot()]
-            self._parser, self._frames, self._trace = LogParser(), [], None
+            self._parser, self._trace = LogParser(), None
+            self._frames.clear()
+            self._known.clear()
             self._seen, self._tried = {}, 0
         self._set("", None, "init")
 
-    def _line(self, number: int, line: Line) -> None:
+    def _line(self, number: int, line: Line) -> bool:
+        """Read one line; True when lines like it need no look any more."""
         text = line.text
         if self._mark(number, line):
-            return
+            return False
         if _ACCESS.search(text):
-            return
+            return False
         if _HIT_EXCEPTION.search(text):
-            self._frames, self._trace, self._trace_at = [], line, number
+            self._frames.clear()
+            self._trace, self._trace_at = line, number
         if "%" in text and "|" in text and "it/s" in text:
-            return
+            return False
         shape = text.translate(_DIGITS)
         seen = self._seen.get(shape, 0)
         limit = TRIED + (TRIED_EXCEPTIONS if _EXCEPTION.match(text) else 0)
         if seen >= SAME_SHAPE or self._tried >= limit:
-            return
+            return not _HIT_EXCEPTION.search(text)
         self._seen[shape] = seen + 1
         self._tried += 1
         self._match(number, line)
+        return False
 
     def _mark(self, number: int, line: Line) -> bool:
         """Stage lines and progress bars; True when the line is nothing else."""
@@ -420,13 +451,17 @@ class Scanner:
             self.boot.hits = [hit for hit in self.boot.hits if hit.number < self._trace_at - 1]
             return
         shown = _stage_of_frames(frames)
+        site, placed = innermost(self._frames), False
         for rule in catalogue().rules:
+            if rule.site and (placed or not site or not rule.site.search(site)):
+                continue
             if rule.stages and reached and reached not in rule.stages:
                 continue
             if not rule.search(text, lowered):
                 continue
             if rule.frames and not rule.frames.search(frames):
                 continue
+            placed |= rule.site is not None
             self._keep(number, text, rule, reached, shown, owner.rank, line.level)
 
     def _keep(
@@ -446,7 +481,8 @@ class Scanner:
         stage = refine(reached, shown, boot.activity if rule.cause == "oom" else None)
         cause = catalogue().resolve(rule.cause, rule.stage or stage)
         exception = bool(_EXCEPTION.search(text))
-        told = (level in ("INFO", "DEBUG") and not cause.startswith("hang")) or bool(_TOLD.search(text))
+        low = ("INFO", "DEBUG", "WARNING") if cause in _WARNED_OF else ("INFO", "DEBUG")
+        told = (level in low and not cause.startswith("hang")) or bool(_TOLD.search(text))
         soft = not exception and rule.weight < 90 and (told or bool(_SOFT.search(text)))
         score = rule.weight + (10 if exception else 0) - (55 if soft else 0)
         if rule.weight <= 32 and rule.weight > 5 and not soft:
@@ -464,6 +500,15 @@ class Scanner:
             boot.files.update(dict.fromkeys(files_in(text)))
         if len(boot.hits) < HIT_LIMIT:
             boot.hits.append(Hit(number, text, rule, cause, score, soft, stage, rank, boot.life, soft and told))
+
+
+_ENGINES = re.compile(r"(?:^|/)(?:sglang|vllm)/|srt/|tensorrt_llm/")
+
+
+def innermost(frames: Sequence[str]) -> str:
+    """The innermost frame of an engine and the innermost of all, one a line; empty without frames."""
+    own = next((frame for frame in reversed(frames) if _ENGINES.search(frame)), "")
+    return f"{own}\n{frames[-1]}" if frames else ""
 
 
 def refine(reached: str | None, shown: str | None, activity: str | None) -> str | None:
