@@ -277,6 +277,7 @@ class Boot:
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
     died: bool = False  # a process of the engine is over, and the log says so
+    marked_at: int = 0  # the last line that said which stage was reached
     ready_at: int = 0  # the line that said READY
     life: int = 0  # lines that only a working engine writes: batches, answered requests
     last_life: int = 0  # the last of them
@@ -410,6 +411,7 @@ class Scanner:
             self._set(line.writer, line.rank, reached, everyone=everyone)
             if stage == "serving":
                 self.boot.ready, self.boot.ready_at = True, number
+            self.boot.marked_at = number
             for event in self._parser.feed(text, 0.0):
                 if isinstance(event, Reading):
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
