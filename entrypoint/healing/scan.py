@@ -280,6 +280,7 @@ class Boot:
     ready_at: int = 0  # the line that said READY
     life: int = 0  # lines that only a working engine writes: batches, answered requests
     last_life: int = 0  # the last of them
+    marked_at: int = 0  # the last stage line
 
     def stage_of(self, writer: str) -> str | None:
         own = (self.stages.get(writer) if writer else None) or self.latest
@@ -408,6 +409,7 @@ class Scanner:
                 reached = {"loading": "kv_alloc", "kv_pool": "warmup", "graphs": "warmup"}.get(stage, reached)
             everyone = line.rank is None and stage in ("warmup", "serving")
             self._set(line.writer, line.rank, reached, everyone=everyone)
+            self.boot.marked_at = number
             if stage == "serving":
                 self.boot.ready, self.boot.ready_at = True, number
             for event in self._parser.feed(text, 0.0):
