@@ -106,7 +106,8 @@ _REQUEST = re.compile(
     r"|Error (?:getting structure|during (?:de)?tokeniz|processing embedding)"
     r"|Model attempted to call|\[?GigaChat\w*\]?|Surfacing Inkling|Invalid Inkling|Dropping malformed"
     r"|(?:Required )?[Tt]ool (?:call parsing|JSON parse) error|Tool call parsing error|Reasoning parsing error"
-    r"|Tool \S.* not found|Failed to (?:parse|compile) |Malformed \S+ tool|Ignoring (?:invalid )?tool|Request \S+ (?:failed|error)"
+    r"|Tool \S.* not found|Failed to (?:parse|compile) |Malformed \S+ tool|Ignoring (?:invalid )?tool"
+    r"|Request \S+ (?:failed|error)"
     r"|\[http_server\] Error)"
 )
 
