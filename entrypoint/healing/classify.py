@@ -156,8 +156,7 @@ def _survived(hit: Hit, boot: Boot, ended: bool) -> bool:
         return False
     if ended:
         return boot.life - hit.life >= _GOES_ON
-    later_stage = boot.marked_at > hit.number
-    if hit.cause in _RETRIED and later_stage:
+    if hit.cause in _RETRIED and boot.marked_at > hit.number:
         return True
     return boot.ready_at > hit.number or boot.last_life > hit.number
 

@@ -409,9 +409,9 @@ class Scanner:
                 reached = {"loading": "kv_alloc", "kv_pool": "warmup", "graphs": "warmup"}.get(stage, reached)
             everyone = line.rank is None and stage in ("warmup", "serving")
             self._set(line.writer, line.rank, reached, everyone=everyone)
+            self.boot.marked_at = number
             if stage == "serving":
                 self.boot.ready, self.boot.ready_at = True, number
-            self.boot.marked_at = number
             for event in self._parser.feed(text, 0.0):
                 if isinstance(event, Reading):
                     worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
