@@ -35,11 +35,6 @@ def serves(architecture: str) -> bool:
     return architecture in table["architectures"] or architecture in table["borrowed"]
 
 
-def borrows(architecture: str) -> bool:
-    """Whether the engine would run transformers' class, for want of its own."""
-    return architecture in _table()["borrowed"]
-
-
 def heads_everywhere(architecture: str) -> bool:
     """Whether the class keeps the output head on every pipeline stage, used or not."""
     return architecture in _table()["heads_everywhere"]

@@ -44,7 +44,9 @@ class _Stub(types.ModuleType):
         return MagicMock(name=name)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Puts an empty module in the place of each package of ``STUBS``."""
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         wanted = name.partition(".")[0] in STUBS
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
@@ -72,7 +74,7 @@ def _module(name: str) -> Any:
 
 def fake_card(sm: int, name: str, gpus: int) -> Any:
     """Let torch and the engine see ``gpus`` cards of SM ``sm``. Before anything of the engine is imported."""
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, StubFinder())
     torch = _module("torch")
     torch.set_num_threads(1)
     torch.version.cuda = "13.0"

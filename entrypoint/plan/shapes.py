@@ -14,8 +14,6 @@ from ..checkpoint.quantization import method
 
 # Rows of scales that the NVFP4 kernels' swizzled layout takes at a time (layers/quantization/utils.py).
 SWIZZLE = 128
-# Values that share a scale in NVFP4.
-NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,12 @@ selected, and that none contradict each other; not that a kernel exists.
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
 import json
 import sys
-import types
 import warnings
-from typing import ClassVar
-from unittest.mock import MagicMock
 
-STUBS = ("torchvision", "sgl_kernel", "flashinfer", "deep_gemm", "flash_mla")
+from entrypoint.engine.acceptance_child import StubFinder
+
 SHOWN = (
     "mem_fraction_static",
     "chunked_prefill_size",
@@ -40,32 +36,10 @@ SHOWN = (
 )
 
 
-class _Stub(types.ModuleType):
-    __path__: ClassVar[list[str]] = []
-    __version__ = "99.0.0"
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=name)
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        wanted = name.partition(".")[0] in STUBS
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Stub(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        return None
-
-
 def resolve(model: str, flags: list[str]) -> dict[str, object]:
     """The resolved values. SystemExit 2: the parser refused; any other exception: the combination is refused."""
     warnings.simplefilter("ignore")
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, StubFinder())
     import torch
 
     torch.version.cuda = "13.0"
