@@ -13,6 +13,7 @@ let
     cp -r ${../entrypoint} $out/entrypoint
     cp -r ${../env} $out/env
     cp -r ${../locks} $out/locks
+    cp -r ${../scripts} $out/scripts
     cp -r ${../tests} $out/tests
     cp ${../pyproject.toml} $out/pyproject.toml
   '';

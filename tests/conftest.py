@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
+# Importing the engine into a test's process sets names like FLASHINFER_WORKSPACE_BASE for every test after it.
+_AT_START = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("RELAUNCH_", "HF_", "SGLANG_", "NCCL_", "FLASHINFER_"))
+}
+
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("RELAUNCH_", "HF_", "SGLANG_", "NCCL_")):
-            monkeypatch.delenv(name)
+    for name in set(os.environ) - set(_AT_START):
+        monkeypatch.delenv(name)
+    for name, value in _AT_START.items():
+        monkeypatch.setenv(name, value)
     # sglang writes to ~/.cache/sglang whatever XDG_CACHE_HOME says. How this user reaches package indexes, and which
     # interpreters are here, stays as it is.
     home = Path.home()
