@@ -1,4 +1,4 @@
-"""`relaunch plan --compare OTHER`: this version's plan beside the one that OTHER makes, or made, of the same settings."""
+"""`relaunch plan --compare OTHER`: this plan beside the one that another version makes or made of the same settings."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def _read(other: str, environ: Mapping[str, str]) -> Other:
                 return Other(other, _document(text, other))
     except OSError as error:
         raise from_os_error(error, program, "--compare") from None
-    return Other(
-        other, _ask(program, ("plan", "--json"), environ), _ask(program, ("config", "--json"), environ)
-    )
+    return Other(other, _ask(program, ("plan", "--json"), environ), _ask(program, ("config", "--json"), environ))
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

@@ -106,9 +106,7 @@ def test_what_is_no_plan_is_refused(
 
 
 def test_a_version_that_refuses_the_settings_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = version(
-        tmp_path / "other", "sys.exit('relaunch: RELAUNCH_NEW is not known; did you mean RELAUNCH_OLD?')"
-    )
+    other = version(tmp_path / "other", "sys.exit('relaunch: RELAUNCH_NEW is not known; did you mean RELAUNCH_OLD?')")
     assert cli.main(["plan", "--compare", str(other)]) == 78
     said = capsys.readouterr().err
     assert "says: RELAUNCH_NEW is not known" in said and "take them out" in said and "Traceback" not in said

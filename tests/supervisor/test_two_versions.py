@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-for folder in ("engine", "weights"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "weights"))
 
 from supervisor import ROOT, Supervisor
 from weights_kit import checkpoint
@@ -79,11 +79,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         supervisor.close()
 
 
-def test_the_earlier_version_is_another_one(previous: Path) -> None:
-    sources = {path.relative_to(previous): path.read_bytes() for path in previous.rglob("*.py")}
-    assert any((ROOT / path).read_bytes() != text for path, text in sources.items() if (ROOT / path).exists()) or any(
-        not (ROOT / path).exists() for path in sources
-    )
+def test_the_earlier_version_is_another_one_and_is_what_runs(previous: Path) -> None:
+    files = {path.relative_to(previous): path.read_bytes() for path in previous.rglob("*") if path.is_file()}
+    now = {path: (ROOT / path).read_bytes() for path in files if (ROOT / path).exists()}
+    assert files != now or len(files) < len(git("ls-files", "entrypoint", "env").splitlines())
+    command = [sys.executable, "-P", "-c", "import entrypoint; print(entrypoint.__file__)"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(previous)}, capture_output=True, text=True)
+    assert done.stdout.strip() == str(previous / "entrypoint/__init__.py")
 
 
 def test_upgrade_and_rollback_keep_the_history_and_each_others_caches(
