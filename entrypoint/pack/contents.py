@@ -27,6 +27,8 @@ PARTIAL = ".part"
 WORKERS = 4
 # Left free beside what is written: directories, the document, a neighbour's log.
 SPARE_BYTES = 64 * MIB
+# A copy looks this often, in bytes, whether it is to end.
+COPIED_AT_ONCE = 256 * MIB
 
 
 class Reports(Protocol):
@@ -39,13 +41,13 @@ class Reports(Protocol):
 @dataclass(frozen=True)
 class Item:
     """One file to be. ``path`` in the target directory; ``size`` in bytes, None where only writing it tells.
-    ``write(partial)`` puts it there and may go on with what an earlier run left. ``digest``: the SHA-256 that it must
-    have, where that is known; ``source``: the file that it is a copy of, whose time it gets too. Of neither, only one
-    that is ``named_by_content`` is kept by a second run."""
+    ``write(partial, stop)`` puts it there, may go on with what an earlier run left, and ends once ``stop`` is set.
+    ``digest``: the SHA-256 that it must have, where that is known; ``source``: the file that it is a copy of, whose time
+    it gets too. Of neither, only one that is ``named_by_content`` is kept by a second run."""
 
     path: str
     size: int | None
-    write: Callable[[Path], None]
+    write: Callable[[Path, threading.Event], None]
     digest: str | None = None
     source: Path | None = None
     named_by_content: bool = False
@@ -124,9 +126,10 @@ def write(folder: Path, items: Sequence[Item], setting: str, shown: Reports, *, 
     65 for a file that is not what it must be."""
     lock, done, total = threading.Lock(), [0], sum(item.size or 0 for item in items)
     digests: dict[str, str] = {}
+    stop = threading.Event()
 
     def one(item: Item) -> None:
-        digest = _write(folder, item)
+        digest = _write(folder, item, stop)
         with lock:
             digests[item.path] = digest
             done[0] += item.size or 0
@@ -146,15 +149,16 @@ def write(folder: Path, items: Sequence[Item], setting: str, shown: Reports, *, 
         except OSError as error:
             raise from_os_error(error, Path(error.filename or folder), setting) from None
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
     return digests
 
 
-def _write(folder: Path, item: Item) -> str:
+def _write(folder: Path, item: Item, stop: threading.Event) -> str:
     target, partial = folder / item.path, folder / (item.path + PARTIAL)
     target.parent.mkdir(parents=True, exist_ok=True)
-    item.write(partial)
-    hashed = hashing.hash_file(folder, item.path + PARTIAL, "sha256", hashing.ByteCounter(), threading.Event())
+    item.write(partial, stop)
+    hashed = hashing.hash_file(folder, item.path + PARTIAL, "sha256", hashing.ByteCounter(), stop)
     if hashed.digest is None or (item.digest or hashed.digest) != hashed.digest:
         partial.unlink(missing_ok=True)
         said = hashed.error or f"has the SHA-256 {hashed.digest} instead of {item.digest}"
@@ -195,21 +199,21 @@ def damaged(message: str, next_step: str) -> Stop:
 def copied(source: Path, path: str, digest: str | None = None) -> Item:
     """Return the item that is a copy of ``source``: a hard link where both are on one file system."""
 
-    def write(partial: Path) -> None:
+    def write(partial: Path, stop: threading.Event) -> None:
         partial.unlink(missing_ok=True)
         try:
             os.link(source.resolve(), partial)
         except OSError:
-            _copy(source, partial)
+            _copy(source, partial, stop)
 
     return Item(path, source.stat().st_size, write, digest, source)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, stop: threading.Event) -> None:
     with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
         left = os.fstat(reader.fileno()).st_size
-        while left:
-            count = os.copy_file_range(reader.fileno(), writer.fileno(), min(left, 1 << 30))
+        while left and not stop.is_set():
+            count = os.copy_file_range(reader.fileno(), writer.fileno(), min(left, COPIED_AT_ONCE))
             if not count:
                 break
             left -= count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import httpx
 
@@ -21,11 +22,11 @@ def item(wheel: LockedWheel, client: httpx.Client) -> Item:
     if "://" not in wheel.address:
         return copied(Path(wheel.address), path, wheel.sha256)
 
-    def write(partial: Path) -> None:
+    def write(partial: Path, stop: Event) -> None:
         error: Exception | None = None
         for _ in range(TRIES):
             try:
-                fetch(client, wheel.address, partial, wheel.size)
+                fetch(client, wheel.address, partial, wheel.size, stop)
                 return
             except httpx.HTTPError as failed:
                 error = failed
@@ -38,8 +39,8 @@ def item(wheel: LockedWheel, client: httpx.Client) -> Item:
     return Item(path, wheel.size or None, write, wheel.sha256)
 
 
-def fetch(client: httpx.Client, address: str, partial: Path, size: int) -> None:
-    """Append to ``partial`` what is missing of ``size`` bytes (0: not known). Raises httpx.HTTPError."""
+def fetch(client: httpx.Client, address: str, partial: Path, size: int, stop: Event) -> None:
+    """Append to ``partial`` what is missing of ``size`` bytes (0: unknown), until ``stop``. Raises httpx.HTTPError."""
     have = partial.stat().st_size if partial.exists() else 0
     if size and have == size:
         return
@@ -49,5 +50,7 @@ def fetch(client: httpx.Client, address: str, partial: Path, size: int) -> None:
     with client.stream("GET", address, headers=headers, follow_redirects=True) as answer:
         answer.raise_for_status()
         with partial.open("ab" if have and answer.status_code == httpx.codes.PARTIAL_CONTENT else "wb") as file:
-            for chunk in answer.iter_raw(1 << 20):
+            for chunk in answer.iter_raw():
                 file.write(chunk)
+                if stop.is_set():
+                    return

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from ..errors import Stop, config_rejected
 from .contents import Item
@@ -27,7 +28,7 @@ class StoredImage:
     def item(self) -> Item:
         """Return the item that is its archive."""
 
-        def write(partial: Path) -> None:
+        def write(partial: Path, _: Event) -> None:
             with partial.open("wb") as file:
                 done = subprocess.run(["docker", "save", self.name], stdout=file, stderr=subprocess.PIPE, text=True)
             if done.returncode:

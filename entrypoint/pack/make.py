@@ -62,8 +62,8 @@ def pack(request: Request, environ: Mapping[str, str], shown: Reports) -> dict[s
         compiled = carry.describe(cache_dir)
         groups: dict[str, list[Item]] = {
             "wheels": [download.item(wheel, client) for wheel in found],
-            "relaunch": [Item(SOURCE_ARCHIVE, None, lambda partial: _archive(root, partial))],
-            "kernels": [Item(KERNEL_ARCHIVE, None, lambda partial: carry.write(cache_dir, partial))]
+            "relaunch": [Item(SOURCE_ARCHIVE, None, lambda partial, _: _archive(root, partial))],
+            "kernels": [Item(KERNEL_ARCHIVE, None, lambda partial, _: carry.write(cache_dir, partial))]
             if compiled
             else [],
             "weights": list(model.items),
@@ -122,7 +122,8 @@ def _fill(
     for name, group in groups.items():
         size = image_bytes if name == "image" else sum(item.size or 0 for item in group)
         if group:
-            shown.line(f"relaunch: {name}: {len(group)} files" + (f", {format_bytes(size)}" if size else ""))
+            count = f"{len(group)} file{'s'[: len(group) - 1]}"
+            shown.line(f"relaunch: {name}: {count}" + (f", {format_bytes(size)}" if size else ""))
     if not document["kernels"]:
         shown.line(
             "relaunch: kernels: none are compiled here; `relaunch warm` before packing spares the other side that"

@@ -26,16 +26,16 @@ UNPACKED = 2.2
 
 def unpack(folder: Path, environ: Mapping[str, str], shown: Reports, *, check: bool = False) -> dict[str, str]:
     """Prove every file of the pack ``folder``; unless ``check``, install its packages and place weights and kernels,
-    each only where it is not there yet. Returns the settings to serve with, beside the user's own. Raises Stop: 65 for a
-    damaged file, 66 for a missing one, 73 before anything is written when a disk is too small, 78 for a pack of another
-    version or another Python."""
+    each only where it is not there yet. Returns the settings to serve with, beside the user's own. Raises Stop: 65 for
+    a damaged file, 66 for a missing one, 73 before anything is written when a disk is too small, 78 for a pack of
+    another version or another Python."""
     document = make.read(folder)
     root = make.clone()
     _fits(document, root)
     loaded = loading.load({**document["settings"], **environ})
     known = contents.sums(folder)
     place, items = _weights(folder, document, known, loaded, environ)
-    contents.need_space(_space(folder, root, loaded, place, items), "RELAUNCH_CACHE_DIR, HF_HOME or TARGET")
+    contents.need_space(_space(folder, root, loaded, place, items), "HF_HOME, RELAUNCH_CACHE_DIR or TARGET")
     contents.prove(folder, known, shown)
     shown.line(f"relaunch: {len(known)} files of the pack are what was packed")
     settings = dict(document["settings"])
