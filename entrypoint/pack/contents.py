@@ -42,8 +42,8 @@ class Reports(Protocol):
 class Item:
     """One file to be. ``path`` in the target directory; ``size`` in bytes, None where only writing it tells.
     ``write(partial, stop)`` puts it there, may go on with what an earlier run left, and ends once ``stop`` is set.
-    ``digest``: the SHA-256 that it must have, where that is known; ``source``: the file that it is a copy of, whose time
-    it gets too. Of neither, only one that is ``named_by_content`` is kept by a second run."""
+    ``digest``: the SHA-256 that it must have, where that is known; ``source``: the file that it is a copy of, whose
+    time it gets too. Of neither, only one that is ``named_by_content`` is kept by a second run."""
 
     path: str
     size: int | None

@@ -1,4 +1,4 @@
-"""`relaunch pack` and `relaunch unpack` from end to end, without an index: what is carried, refused and gone on with."""
+"""`relaunch pack` and `relaunch unpack` from end to end, without an index: what is carried, kept and refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Pack = Callable[..., int]
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone of a few files with one locked wheel, which the index has on this disk; its `relaunch` prints its words."""
+    """A clone of a few files; its one wheel is on this disk, and its `relaunch` prints what it is asked."""
     root = tmp_path / "clone"
     for folder in ("locks", "scripts", "entrypoint/__pycache__", ".venv"):
         (root / folder).mkdir(parents=True)
