@@ -43,7 +43,7 @@ class EngineClient:
         self._admin_headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else headers
         # No proxy from the environment, no kept connection: the engine may be another one the next time.
         self._http = httpx.AsyncClient(
-            base_url=f"http://{_loopback(host)}:{port}",
+            base_url=f"http://{loopback(host)}:{port}",
             headers=headers,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
@@ -67,15 +67,10 @@ class EngineClient:
 
     async def activity(self, timeout: float = 5.0) -> Activity:
         """Return the token counters and the queue from `/metrics`."""
-        text = (await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace")
-        tokens = waiting = 0.0
-        for line in text.splitlines():
-            name = line.partition("{")[0]
-            if name in _TOKEN_COUNTERS:
-                tokens += float(line.rpartition(" ")[2])
-            elif name in _WAITING:
-                waiting += float(line.rpartition(" ")[2])
-        return Activity(tokens, waiting)
+        sums = summed((await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace"))
+        return Activity(
+            sum(sums.get(name, 0.0) for name in _TOKEN_COUNTERS), sum(sums.get(name, 0.0) for name in _WAITING)
+        )
 
     async def _read(
         self,
@@ -116,8 +111,18 @@ class EngineClient:
         return answer
 
 
-def _loopback(host: str) -> str:
-    """The address to reach a server that listens on ``host``."""
+def summed(text: str) -> dict[str, float]:
+    """Return the engine's metrics in ``text`` by name, each summed over its labels. Raises ValueError."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("sglang:"):
+            name = line.partition("{")[0].partition(" ")[0]
+            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return sums
+
+
+def loopback(host: str) -> str:
+    """Return the address to reach a server that listens on ``host``."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
