@@ -47,7 +47,7 @@ class NvmlUnavailable(Exception):
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius; ``clock_mhz`` is that of the
+    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius; ``clock_mhz``: of its
     multiprocessors; ``throttle``: the reasons that slow it now."""
 
     index: int
