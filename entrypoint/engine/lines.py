@@ -19,29 +19,35 @@ _WRAPPERS = tuple(
     for pattern in (
         rf"\[{_STAMP}(?P<fields>(?: [A-Z_]+\d+)*)\] ?",  # sglang
         r"\[rank(?P<rank>\d+)\]: ?",  # torch
-        rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
         r"\w[\w./-]*\s*\| ",  # docker compose
         r"\[pod/[^\]]+\] ",  # kubectl logs --prefix
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w@.:/-]+(?:\[\d+\])?: ",  # journald, syslog
+        rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d)? \S+ [\w@.:/-]+\[\d+\]: ",  # journald -o short-iso
+        rf"<\d+>1 {_STAMP}(?:Z|[+-]\d\d:\d\d)? \S+ \S+ \S+ \S+ (?:-|\[[^\]]*\]) ",  # RFC 5424
+        rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
         r"\[ *\d+\.\d{3,6}\] ",  # dmesg
         r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
         r"\((?:\w*?_?(?:TP|rank)(?P<worker>\d+)\w*|[A-Z]\w*)(?: (?:pid|ip)=[^)]*)?\) ?",  # vLLM, Ray
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?)+",  # vLLM
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= ) {1,8}",  # uvicorn, logging.basicConfig
+        r"\[\d\d:\d\d:\d\d(?: TP(?P<tp>\d+))?\] ",  # sglang before 0.4
         r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
         r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue
     )
 )
 _TP = re.compile(r"\bTP(\d+)")
+_ESCAPED = re.compile(r"\\n\s*(?:File \\?\"|Traceback|\[\d{4}-|(?:\w+\.)*\w+(?:Error|Exception)\b)|(?:\):|last\):)\\n")
 
 
 class Line(NamedTuple):
     """A message without its wrappers. ``rank``: the tensor-parallel rank that wrote it, None when unsaid;
-    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart."""
+    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart; ``prefix``: what was
+    taken off."""
 
     text: str
     rank: int | None
     writer: str
+    prefix: str = ""
 
 
 def strip_ansi(text: str) -> str:
@@ -54,7 +60,7 @@ def unwrap(raw: str) -> Line:
     text = strip_ansi(raw[:LONGEST]).rstrip("\r\n")
     if text.startswith('{"') and ('"log"' in text or '"message"' in text or '"msg"' in text):
         text = _from_json(raw) or text
-    rank, writer = None, ""
+    rank, writer, whole = None, "", text
     for _ in range(6):
         for wrapper in _WRAPPERS:
             match = wrapper.match(text)
@@ -68,10 +74,23 @@ def unwrap(raw: str) -> Line:
             writer = groups["fields"].strip()
             found = _TP.search(writer)
             rank = int(found[1]) if found else rank
-        for name in ("rank", "worker", "device"):
+        for name in ("rank", "worker", "device", "tp"):
             if rank is None and groups.get(name):
                 rank = int(groups[name])
-    return Line(text, rank, writer)
+    return Line(text, rank, writer, whole[: len(whole) - len(text)])
+
+
+def expand(raw: str) -> list[str]:
+    """The lines that one physical line holds: a JSON string or a JSON logger's message may hold a whole traceback, a
+    progress bar rewrites its line with ``\\r``. Nearly always the line itself."""
+    head = raw[:2].lstrip()[:1]
+    if head in ('"', "{"):
+        message = _from_json(raw.strip())
+        if message is not None and "\n" in message:
+            return message.split("\n")
+    if "\\n" in raw and _ESCAPED.search(raw):
+        return raw.replace("\\n", "\n").replace('\\"', '"').split("\n")
+    return raw.split("\r") if "\r" in raw else [raw]
 
 
 def _from_json(raw: str) -> str | None:
@@ -80,7 +99,9 @@ def _from_json(raw: str) -> str | None:
         document = json.loads(raw)
     except ValueError:
         return None
+    if isinstance(document, str):
+        return strip_ansi(document)
     for key in ("log", "message", "msg"):
         if isinstance(document, dict) and isinstance(document.get(key), str):
-            return strip_ansi(document[key][:LONGEST]).rstrip("\r\n")
+            return strip_ansi(document[key]).rstrip("\r\n")
     return None

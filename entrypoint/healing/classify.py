@@ -13,11 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .causes import catalogue
-from .scan import ORDER, Boot, Hit, Scanner
+from .lifecycle import Hit, Run
+from .scan import Scanner
+from .unfold import unwrapped
 
-LOST_XIDS = frozenset({74, 79, 119, 120, 140, 154, 155, 156, 158})
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
+SNIPPET = 5  # lines: in so short an excerpt even a warning is what its reader asks about
+ONLY_THAT_IT_ENDED = 33  # scores up to this say that something ended, not why
+STRONG = 62  # from this score on a text names a cause, and the exit code adds nothing
+WEAK = 24  # up to this score a text says less than the exit code
+HEALTHY, NOTHING, CONFIDENCE_IN_EARLIER_RUN = 0.9, 0.6, 0.9
 _STOPPED = "a process was stopped by a signal from outside"
 _TEXT = 300  # characters of an evidence line
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:(?<=bearer )\S+|(?<=api[_-]key[=:])\S+)")
@@ -84,49 +90,92 @@ class Verdict:
 
 
 def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
-    """The verdict over ``lines`` (one line each, without line ends) and ``observed``. Never raises on any text."""
-    scanner = Scanner()
-    for number, line in enumerate(lines, 1):
+    """The verdict over ``lines`` (one line each, without line ends) and ``observed``. Never raises on any text.
+
+    With ``observed`` the lines are those of one run, which the caller has seen end; without, a log that may hold many.
+    """
+    scanner = Scanner(one_run=observed is not None)
+    for number, line in unwrapped(lines):
         scanner.feed(number, line)
     return judge(scanner, observed or Observed())
 
 
 def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
-    boot, earlier = _relevant(scanner)
-    best = _first_fatal(boot, scanner.lines)
-    outside = _from_outside(boot, best, observed)
+    scanner.end()
+    run, earlier = _relevant(scanner)
+    best = _first_failure(run, scanner.lines)
+    outside = _from_outside(run, best, observed)
     if outside is not None:
         cause, stage, confidence, text = outside
-        support = [] if cause == "none" else [hit for hit in boot.hits if hit.cause == cause][:3]
+        support = [] if cause == "none" else [hit for hit in run.hits if hit.cause == cause][:3]
         rank = support[0].rank if support else None
         evidence = (Evidence(0, text), *_evidence(support))
-        verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
+        verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, run)
         return replace(verdict, outside=text == _STOPPED)
     if best is None:
-        seen = [hit for hit in boot.hits if hit.cause == "none"][:3]
-        return _verdict("none", observed.stage or boot.stage_of(""), None, 0.7, _evidence(seen), boot)
-    same = [hit for hit in boot.hits if hit.cause == best.cause and hit is not best and not hit.soft]
-    confidence = _confidence(best) * (0.9 if earlier else 1.0)
+        return _nothing(scanner, run, observed)
+    same = [hit for hit in run.hits if hit.cause == best.cause and hit is not best and not hit.soft]
+    confidence = _confidence(best) * (CONFIDENCE_IN_EARLIER_RUN if earlier else 1.0)
     stage = best.stage or observed.stage or catalogue().causes[best.cause].stage
     evidence = _evidence(sorted({best.number: best, **{hit.number: hit for hit in same[:3]}}.values(), key=_number))
-    return _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
+    verdict = _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, run)
+    return replace(verdict, next_step=best.next_step) if best.next_step else verdict
 
 
-def _relevant(scanner: Scanner) -> tuple[Boot, bool]:
-    """The last run, or the last that failed when the last one shows nothing."""
-    if _first_fatal(scanner.boot, scanner.lines) is None:
-        for boot in reversed(scanner.boots[:-1]):
-            if boot.ended and _first_fatal(boot, scanner.lines) is not None:
-                return boot, True
-    return scanner.boot, False
+def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
+    """No failure: the engine is healthy, or it was on its way, or nothing was recognised. Three different answers."""
+    seen = [hit for hit in run.hits if hit.cause == "none" or hit.of_request][:3]
+    stage = observed.stage or run.stage_of("")
+    if run.ready or run.answered:
+        proof = [(run.ready, run.ready_text), (run.answered, run.answered_text)]
+        evidence = tuple(Evidence(number, _clean(text)) for number, text in proof if number)
+        summary = "healthy: " + ", ".join(
+            [f"ready in line {run.ready}"] * bool(run.ready)
+            + [f"{run.answers} requests answered, the last in line {run.answered}"] * bool(run.answered)
+        )
+        verdict = _verdict("none", stage, None, HEALTHY, (*evidence, *_evidence(seen)), run)
+        return replace(verdict, summary=f"{summary}; no failure after that")
+    verdict = _verdict("none", stage, None, NOTHING, _evidence(seen), run)
+    if seen:
+        return replace(verdict, summary="no failure of the engine: only warnings, or faults of single requests")
+    if run.advances:
+        summary = (
+            f"no failure up to line {run.advances[-1][0]}, where the engine had reached {stage}; the log ends there"
+        )
+        return replace(
+            verdict, summary=summary, next_step="if the engine is gone, look at what ended it: `dmesg`, the container"
+        )
+    return replace(
+        verdict,
+        summary=f"nothing recognised in {scanner.lines} lines: neither a failure nor a sign of health",
+        next_step="give the log of the engine from its start to its end, all ranks; this is no proof of health",
+    )
 
 
-def _first_fatal(boot: Boot, lines: int) -> Hit | None:
-    hits = [hit for hit in boot.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
-    hard = [hit for hit in hits if not hit.soft]
-    # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on.
-    candidates = hard or (hits if boot.ended or lines <= 5 else [])
+def _relevant(scanner: Scanner) -> tuple[Run, bool]:
+    """The last run, or the last that failed when the last one shows nothing yet."""
+    last = scanner.run
+    if not (last.ready or last.answered) and _first_failure(last, scanner.lines) is None:
+        for run in reversed(scanner.runs[:-1]):
+            if run.ended and _first_failure(run, scanner.lines) is not None:
+                return run, True
+    return last, False
+
+
+def _first_failure(run: Run, lines: int) -> Hit | None:
+    """The first failure on the way to the end: of what the engine did not survive, the most telling."""
+    hits = [hit for hit in run.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
+    ended = run.ended > run.ready
+    own = [hit for hit in hits if not hit.of_request]
+    hard = [hit for hit in own if not hit.soft and not run.survived(hit)]
+    # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on. So does what
+    # the engine survived at first, and a request's fault with which everything ended.
+    candidates = hard
+    if (not hard or max(hit.score for hit in hard) <= ONLY_THAT_IT_ENDED) and ended:
+        candidates = hard + [hit for hit in own if hit.number > run.ready or not run.survived(hit)]
+    elif not hard and lines <= SNIPPET:
+        candidates = [hit for hit in own if not run.survived(hit)]
     if not candidates:
         return None
     best = max(hit.score for hit in candidates)
@@ -134,11 +183,11 @@ def _first_fatal(boot: Boot, lines: int) -> Hit | None:
     return None if first.cause == "none" else first
 
 
-def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
+def _from_outside(run: Run, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
-    stage = observed.stage or boot.stage_of("")
-    strong = best is not None and best.score >= 62
-    lost = sorted(set(observed.xids) & LOST_XIDS)
+    stage = observed.stage or run.stage_of("")
+    strong = best is not None and best.score >= STRONG
+    lost = sorted(xid for xid in observed.xids if catalogue().xids.get(xid) in ("reset", "reboot", "service"))
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
     if observed.gpus_missing or lost:
@@ -154,10 +203,10 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
     if observed.hang and not strong:
         if observed.compiler_running:
             return "none", stage, 0.9, "a compiler is at work"
-        hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
+        hung_in = "serving" if observed.hang == "serving" else run.slowest() or stage
         cause = catalogue().resolve("stall", hung_in)
         return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
-    if best is not None and best.score > 24:
+    if best is not None and best.score > WEAK:
         return None
     return _from_exit(stage, best, observed)
 
@@ -185,21 +234,19 @@ def _from_exit(stage: str | None, best: Hit | None, observed: Observed) -> tuple
     return None
 
 
-def _slowest(boot: Boot) -> str | None:
-    stages = [boot.stage_of(writer) for writer in boot.stages if writer or len(boot.stages) == 1]
-    known = [stage for stage in stages if stage is not None]
-    return min(known, key=ORDER.index, default=None)
-
-
 def _confidence(hit: Hit) -> float:
     if hit.cause == "unknown":
         return 0.3
-    value = 0.35 + 0.62 * min(max(hit.rule.weight - 10, 0) / 80, 1.0)
+    value = 0.35 + 0.62 * min(max(hit.meaning.weight - 10, 0) / 80, 1.0)
     return value * (0.7 if hit.soft else 1.0)
 
 
 def _evidence(hits: Iterable[Hit]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(hit.number, _SECRET.sub("***", hit.text[:_TEXT])) for hit in hits)
+    return tuple(Evidence(hit.number, _clean(hit.text)) for hit in hits)
+
+
+def _clean(text: str) -> str:
+    return _SECRET.sub("***", text[:_TEXT])
 
 
 def _number(hit: Hit) -> int:
@@ -207,10 +254,10 @@ def _number(hit: Hit) -> int:
 
 
 def _verdict(
-    cause: str, stage: str | None, rank: int | None, confidence: float, evidence: tuple[Evidence, ...], boot: Boot
+    cause: str, stage: str | None, rank: int | None, confidence: float, evidence: tuple[Evidence, ...], run: Run
 ) -> Verdict:
     entry = catalogue().causes[cause]
-    numbers = {name: value for name, value in boot.numbers.items() if name != "exit_code" or cause != "none"}
+    numbers = {name: value for name, value in run.numbers.items() if name != "exit_code" or cause != "none"}
     return Verdict(
         cause,
         entry.action,
@@ -221,5 +268,5 @@ def _verdict(
         entry.summary,
         entry.next_step,
         numbers,
-        tuple(boot.files),
+        tuple(run.files),
     )

@@ -1,35 +1,35 @@
-"""`relaunch explain`: classify a log file of any size and content."""
+"""`relaunch explain`: classify a log of any size, form and content."""
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
-from ..engine.lines import LONGEST
 from ..errors import unreadable
 from .classify import Observed, Verdict, judge
+from .logfile import lines_of, opened
 from .scan import Scanner
+from .unfold import unwrapped
 
-_CHUNK = 1 << 20
+# Share of lines with bytes that are no text, above which a file in which nothing was recognised is not called a log.
+BINARY_SHARE = 0.3
 
 
-def explain_file(path: str | Path, observed: Observed | None = None) -> Verdict:
-    """The verdict over a file, read in pieces; bytes that are not UTF-8 are replaced, long lines cut.
+def explain_file(path: str | Path) -> Verdict:
+    """The verdict over a file, or over standard input for ``-``. Compressed files are decompressed.
 
-    Raises Stop (66) when the file cannot be read.
+    Raises Stop (66) when it cannot be read, is empty, or is no text.
     """
     scanner = Scanner()
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    number, rest = 1, ""
+    binary = 0
     try:
-        with Path(path).open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                lines = (rest + decode(chunk)).split("\n")
-                for line in lines[:-1]:
-                    scanner.feed(number, line)
-                    number += 1
-                rest = lines[-1] if len(lines[-1]) < 4 * LONGEST else lines[-1][: 4 * LONGEST]
-    except OSError as error:
-        raise unreadable(f"cannot read {path}: {error.strerror or error}") from None
-    scanner.feed(number, rest + decode(b"", True))
-    return judge(scanner, observed or Observed())
+        with opened(path) as file:
+            for number, line in unwrapped(lines_of(file)):
+                binary += "\x00" in line or line.count("\ufffd") > len(line) // 10 > 0
+                scanner.feed(number, line)
+    except (OSError, EOFError) as error:
+        raise unreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not scanner.lines:
+        raise unreadable(f"{path} is empty")
+    if binary > BINARY_SHARE * scanner.lines and not scanner.recognised:
+        raise unreadable(f"{path} is no text", "give the engine's log as text, or compressed with gzip, xz or zstd")
+    return judge(scanner, Observed())

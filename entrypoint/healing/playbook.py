@@ -10,7 +10,7 @@ from . import remedies_kernels, remedies_memory
 from .causes import catalogue
 from .classify import Verdict
 from .engine_config import EngineConfigView
-from .remediation import Attempt, RemediationContext, Remediation
+from .remediation import Attempt, Remediation, RemediationContext
 from .remedies_memory import Changes
 
 __all__ = ["Attempt", "EngineConfigView", "Remediation", "decide"]

@@ -1,417 +1,200 @@
-"""Reads a log line by line and keeps what could explain an end: hits of the catalogue's rules with their stage.
+"""Reads a log line by line and keeps what could explain an end: runs of the engine with their named incidents. Pure.
 
-Bounded in time and memory for any input: a cheap word filter goes first, long lines are cut, and only the hits that can
-still win are kept.
+Bounded in time and memory for any input: lines that differ in digits alone are named a few times, long lines are cut at
+both ends, and so many incidents are named at all.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from ..engine.lines import LONGEST, Line, unwrap
-from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, is_configuration, mark_of
-from .causes import Rule, catalogue
+from ..engine.lines import LONGEST, expand, unwrap
+from .causes import Meaning, Message, catalogue
+from .incidents import EXCEPTION, Incident, IncidentReader
+from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
 from .numbers import files_in, foreign, numbers_in
 
-ORDER = (
-    "preflight",
-    "download",
-    "verify",
-    "init",
-    "nccl_init",
-    "weight_load",
-    "kv_alloc",
-    "warmup",
-    "graph_capture",
-    "first_forward",
-    "serving",
-)
-# Lines that differ in digits alone are tried this often; so many are tried at all in one run of an engine, and so many
-# more when they are an exception's own line.
-SAME_SHAPE, TRIED, TRIED_EXCEPTIONS = 8, 8_000, 4_000
+# Lines that differ in digits alone are named this often; so many incidents are named at all in one run of an engine, and
+# so many more when they are exceptions. 8,000 different lines are more than any start or crash of the corpus writes.
+SAME_SHAPE, NAMED, NAMED_EXCEPTIONS = 8, 8_000, 4_000
+HIT_LIMIT = 4_000  # more hits than this are only counted: by then the first failure has been seen
+RUNS = 8  # that are kept of a log in which an engine was started again and again
+SHAPES = 200_000  # after so many different lines their memory is dropped
 _DIGITS = str.maketrans("123456789", "000000000")
-HIT_LIMIT = 4000  # more hits than this are only counted: by then the first fatal text has been seen
-
-# Every rule needs one of these words in its line (a test holds them to the corpus); lower case.
-WORDS = (
-    "error",
-    "exception",
-    "fail",
-    "fatal",
-    "memory",
-    "oom",
-    "kill",
-    "sig",
-    "nan",
-    "inf",
-    "abort",
-    "assert",
-    "crash",
-    "timeout",
-    "timed out",
-    "time-out",
-    "watchdog",
-    "xid",
-    "cuda",
-    "nccl",
-    "driver",
-    "not ",
-    "n't",
-    "cannot",
-    "can not",
-    "no ",
-    "unable",
-    "unsupported",
-    "invalid",
-    "missing",
-    "mismatch",
-    "denied",
-    "space",
-    "address",
-    "port ",
-    "lock",
-    "corrupt",
-    "truncat",
-    "incomplete",
-    "must",
-    "require",
-    "only",
-    "too ",
-    "exit",
-    "hang",
-    "hung",
-    "stuck",
-    "stall",
-    "dead",
-    "freez",
-    "frozen",
-    "waiting",
-    "retract",
-    "garb",
-    "token",
-    "429",
-    "401",
-    "403",
-    "zeros",
-    "500",
-    "502",
-    "503",
-    "504",
-    "gated",
-    "exceed",
-    "undefined",
-    "found",
-    "expected",
-    "usage",
-    "lost",
-    "bus",
-    "refused",
-    "reset",
-    "unreach",
-    "offline",
-    "mib",
-    "gib",
-    "gb",
-    "bytes",
-    "!!!",
-    "canary",
-    "output",
-    "exhaust",
-    "enospc",
-    "eacces",
-    "graph",
-    "capture",
-    "cache",
-    "divisible",
-    "conflict",
-    "incompatible",
-    "exclusive",
-    "stop",
-    "spec",
-    "barrier",
-    "health",
-    "acs",
-    "rpc",
-    "unbalanced",
-    "occupied",
-    "alloc",
-    "terminate",
-    "select",
-    "link down",
-    "inaccessible",
-    "rate limit",
-    "header",
-    "eof",
-    "version",
-    "import",
-    "symbol",
-    "rejected",
-    "remedy",
-    "nvcc",
-    "ninja",
-    "ptxas",
-    "nvrtc",
-    "traceback",
-    "deprecat",
-    "client",
-    "core dumped",
-    "collaps",
-    "answer",
-    "empty",
-    "advanc",
-    "fired up",
-    "startup",
-    "parallel",
-    "avail mem",
-    "autotune",
-    "max_total",
-    "load",
-    "begin",
-    "compil",
-    "fetching",
-    "throughput",
-    "stays",
-    "progress",
-    "key",
-    "acquire",
-    "iommu",
-    "rapid",
-    "later",
-    "child",
-    "num_expert",
-    "broken",
-    "gave up",
-    "started anew",
-    "engine of node",
-)
-
-_FRAME = re.compile(r'File "([^"]+)", line \d+, (in \S+)')
-_EXCEPTION = re.compile(
-    r"^(?:E\s+)?(?:\w+\.)*[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit|Enabled)\b(?:\s*[:(]|$)"
-    r"|^\S*[Ff]atal[ :]"
-)
-_HIT_EXCEPTION = re.compile(r"(?:hit an exception|Traceback \(most recent call last\))")
-_SOFT = re.compile(
-    r"\b(?:(?<!NCCL )warn(?:ing)?|ignor(?:e|ed|ing)|skip(?:ped|ping)?|fall(?:s|ing)? ?-?back|fallback"
-    r"|disabl(?:e|ed|ing)|retrying|recommended|consider|sub-?optimal|deprecated|by default"
-    r"|will (?:use|be used|retry|wait))\b|^HINT",
-    re.IGNORECASE,
-)
-_ACCESS = re.compile(r'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) \S+ HTTP/[\d.]+"')
+_XID = re.compile(r"xid[ :(](?:[^)]*\): ?)?(\d+)", re.IGNORECASE)
+_KERNEL = re.compile(r"NVRM: |oom-kill|Out of memory: Kill|oom_reaper|invoked oom-killer")
+_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
 _RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
-_CAPTURE_SIZE = re.compile(r"Capturing (?:batches|num tokens) \((?:bs|num_tokens)=(\d+)")
-_AVAILABLE = re.compile(r"avail[ _]mem=(\d+(?:\.\d+)?) ?GB")
 
-
-class Hit(NamedTuple):
-    """One line that a rule knows. ``score``: weight, raised for an exception's own line, lowered for a warning."""
-
-    number: int
-    text: str
-    rule: Rule
-    cause: str
-    score: int
-    soft: bool
-    stage: str | None
-    rank: int | None
-
-
-@dataclass
-class Boot:
-    """What one run of an engine said. ``stages``: writer -> stage; ``latest``: the stage line seen last."""
-
-    stages: dict[str, str] = field(default_factory=dict)
-    ranks: dict[str, int | None] = field(default_factory=dict)
-    floor: str | None = None
-    latest: str | None = None
-    ready: bool = False
-    hits: list[Hit] = field(default_factory=list)
-    ended: bool = False  # a line says that a process is over
-    numbers: dict[str, float] = field(default_factory=dict)
-    files: dict[str, None] = field(default_factory=dict)
-    compiling: bool = False
-    activity: str | None = None  # prefill or decode: the last batch line
-
-    def stage_of(self, writer: str) -> str | None:
-        own = (self.stages.get(writer) if writer else None) or self.latest
-        if self.floor and (own is None or ORDER.index(own) < ORDER.index(self.floor)):
-            return self.floor
-        return own
+# Scores. `EXCEPTION_BONUS`: an exception's own line says more than a log line about it; `WARNING_MALUS`: a warning must
+# not outweigh any failure, whatever it talks about (weights go from 5 to 98).
+EXCEPTION_BONUS, WARNING_MALUS = 10, 55
+DECISIVE = 90  # from this weight on a text is believed even in a warning
+SAYS_ONLY_THAT_IT_ENDED = 32  # up to this weight a meaning says that something ended, not why
+HARMLESS = 5
 
 
 class Scanner:
-    """Feed every line once; then read ``boots`` (the last one is the run in progress at the end of the log)."""
+    """Feed every line once; then read ``runs`` (the last one is in progress at the end of the log).
 
-    def __init__(self) -> None:
-        self.boots = [Boot()]
+    ``one_run``: the lines are known to be of one run: what looks like another start is somebody's text.
+    """
+
+    def __init__(self, *, one_run: bool = False) -> None:
+        self.runs = [Run()]
         self.lines = 0  # lines with any text
-        self._parser = LogParser()
-        self._frames: list[str] = []
-        self._trace: Line | None = None
-        self._seen: dict[str, int] = {}
-        self._tried = 0
+        self._one_run = one_run
+        self._reader = IncidentReader()
+        self._shapes: dict[str, int] = {}
+        self._named = 0
 
     @property
-    def boot(self) -> Boot:
-        return self.boots[-1]
+    def run(self) -> Run:
+        """The last run."""
+        return self.runs[-1]
+
+    @property
+    def recognised(self) -> bool:
+        """Whether anything of the log means something: a stage, an answer, a failure."""
+        return any(run.hits or run.advances or run.ready for run in self.runs)
 
     def feed(self, number: int, raw: str) -> None:
-        raw = raw[:LONGEST]
+        """Take in one physical line, without its line end."""
         if not raw or raw.isspace():
+            self._take(self._reader.feed(number, ""))
             return
         self.lines += 1
-        lowered = raw.lower()
-        if 'file "' in lowered:
-            frame = _FRAME.search(raw)
-            if frame:
-                self._frames = [*self._frames[-400:], f"{frame[1]} {frame[2]}"]
-                return
-        if "server_args=" in lowered:
-            self._new_boot()
-            return
+        if len(raw) > LONGEST:  # what is said stands at the begin, or at the end of what was printed without line ends
+            raw = f"{raw[: LONGEST // 2]} {raw[-LONGEST // 2 :]}"
+        for part in expand(raw):
+            self._line(number, part)
+
+    def end(self) -> None:
+        """No more lines."""
+        self._take(self._reader.flush())
+
+    def _line(self, number: int, raw: str) -> None:
         if " batch, #" in raw or " batch [" in raw:
-            self.boot.activity = "prefill" if "Prefill" in raw else "decode"
-            if self.boot.activity == "prefill":
-                self.boot.numbers.update(numbers_in(raw, "new_tokens"))
+            self._batch(number, raw)
             return
-        if '" 200 OK' in raw:
+        shape = _STAMP.sub("", raw, 1).translate(_DIGITS)
+        seen = self._shapes.get(shape, 0)
+        if len(self._shapes) > SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = seen + 1
+        if '" 200 OK' in raw and "/health" in raw:
             return
-        if not any(word in lowered for word in WORDS):
+        if seen >= SAME_SHAPE and 'HTTP/1.1" 2' not in raw:
             return
-        for part in raw.split("\r"):
-            self._line(number, unwrap(part))
+        line = unwrap(raw)
+        if begins_run(line.text):
+            self._begin()
+            return
+        if self.run.read(number, raw, line.writer, line.text):
+            return
+        if catalogue().subject["ended"].search(line.text[:300].lower()) and not self._is_quiet(line.text):
+            self.run.ended = number
+        if _KERNEL.search(line.text) and _STAMP.match(raw):
+            return  # the kernel does not write through the engine's logger: somebody's text
+        self._take(self._reader.feed(number, raw))
 
-    def _new_boot(self) -> None:
+    def _is_quiet(self, text: str) -> bool:
+        return catalogue().subject["echoes"].search(text[:200]) is not None
+
+    def _batch(self, number: int, raw: str) -> None:
+        run = self.run
+        run.activity = "prefill" if "Prefill" in raw else "decode"
+        if run.activity == "prefill":
+            run.numbers.update(numbers_in(raw, "new_tokens"))
+
+    def _begin(self) -> None:
         """sglang prints its configuration once per run: a second time means that it was started again."""
-        if self.boot.ended or self.boot.ready:
-            self.boots = [*self.boots[-7:], Boot()]
-            self._parser, self._frames, self._trace = LogParser(), [], None
-            self._seen, self._tried = {}, 0
-        self._set("", None, "init")
+        if not self._one_run and (self.run.ended or self.run.ready or self.run.hits):
+            self._take(self._reader.flush())
+            self.runs = [*self.runs[1 - RUNS :], Run()]
+            self._reader, self._shapes, self._named = IncidentReader(), {}, 0
+        self.run.latest = self.run.latest or "init"
 
-    def _line(self, number: int, line: Line) -> None:
-        text = line.text
-        if not text or is_configuration(text):
-            return
-        if self._mark(number, line):
-            return
-        if _ACCESS.search(text):
-            return
-        if _HIT_EXCEPTION.search(text):
-            self._frames, self._trace = [], line
-        if "%" in text and "|" in text and "it/s" in text:
-            return
-        shape = text.translate(_DIGITS)
-        seen = self._seen.get(shape, 0)
-        limit = TRIED + (TRIED_EXCEPTIONS if _EXCEPTION.match(text) else 0)
-        if seen >= SAME_SHAPE or self._tried >= limit:
-            return
-        self._seen[shape] = seen + 1
-        self._tried += 1
-        self._match(number, line)
+    def _take(self, incidents: Iterable[Incident]) -> None:
+        for incident in incidents:
+            exception = bool(incident.type)
+            if self._named < NAMED + (NAMED_EXCEPTIONS if exception else 0):
+                self._named += 1
+                self._name(incident)
 
-    def _mark(self, number: int, line: Line) -> bool:
-        """Stage lines and progress bars; True when the line is nothing else."""
-        text = line.text
-        mark = mark_of(text)
-        if mark:
-            kind, stage = mark
-            reached = TAXONOMY_STAGE[stage]
-            if kind == "end":
-                reached = {"loading": "kv_alloc", "kv_pool": "warmup", "graphs": "warmup"}.get(stage, reached)
-            everyone = line.rank is None and stage in ("warmup", "serving")
-            self._set(line.writer, line.rank, reached, everyone=everyone)
-            self.boot.ready |= stage == "serving"
-            for event in self._parser.feed(text, 0.0):
-                if isinstance(event, Reading):
-                    worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
-                    self.boot.numbers[event.name] = worst(event.value, self.boot.numbers.get(event.name, event.value))
-            return True
-        for stage, pattern in catalogue().marks:
-            if pattern.search(text):
-                if stage == "jit_build":
-                    self.boot.compiling = True
-                elif self.boot.floor is None or ORDER.index(stage) > ORDER.index(self.boot.floor):
-                    self._set(line.writer, line.rank, stage)
-                size = _CAPTURE_SIZE.search(text)
-                if size:
-                    self.boot.numbers["capture_size"] = float(size[1])
-                available = _AVAILABLE.search(text)
-                if available:
-                    self.boot.numbers["free_in_capture"] = float(available[1]) * (1 << 30)
-                return stage != "jit_build" and "rror" not in text and "WARN" not in text
-        return False
+    def _name(self, incident: Incident) -> None:
+        """Keep every meaning of an incident as a hit of the run."""
+        run = self.run
+        reached = run.stage_of(incident.line.writer)
+        shown = stage_of_frames(incident.frames)
+        message = Message(incident.message)
+        stage = refine(reached, shown, None)
+        for meaning in catalogue().meanings:
+            if meaning.fits(message, incident.frames, stage):
+                self._keep(incident, meaning, reached, shown)
+        self._xid(incident, reached)
 
-    def _set(self, writer: str, rank: int | None, stage: str, *, everyone: bool = False) -> None:
-        boot = self.boot
-        boot.stages[writer], boot.ranks[writer], boot.latest = stage, rank, stage
-        if everyone:
-            boot.floor = stage
-
-    def _match(self, number: int, line: Line) -> None:
-        text = line.text
-        owner = line if line.writer or line.rank is not None or self._trace is None else self._trace
-        reached = self.boot.stage_of(owner.writer)
-        frames, lowered = "\n".join(self._frames), text.lower()
-        shown = _stage_of_frames(frames)
-        for rule in catalogue().rules:
-            if rule.stages and reached and reached not in rule.stages:
-                continue
-            if not rule.search(text, lowered):
-                continue
-            if rule.frames and not rule.frames.search(frames):
-                continue
-            self._keep(number, text, rule, reached, shown, owner.rank)
+    def _xid(self, incident: Incident, reached: str | None) -> None:
+        number = _XID.search(incident.text)
+        kind = catalogue().xids.get(int(number[1])) if number else None
+        if kind is None or kind == "ignore":
+            return
+        cause = "engine_crash" if kind == "restart" else "gpu_lost"
+        meaning = Meaning(cause, 60 if kind == "restart" else 98, (), None, frozenset(), None, None, None)
+        self._keep(incident, meaning, reached, None, catalogue().xid_next.get(kind))
 
     def _keep(
-        self, number: int, text: str, rule: Rule, reached: str | None, shown: str | None, rank: int | None
+        self, incident: Incident, meaning: Meaning, reached: str | None, shown: str | None, advice: str | None = None
     ) -> None:
-        boot = self.boot
-        if rank is None:
-            named = _RANK.search(text)
-            rank = int(named[1]) if named else None
-        stage = refine(reached, shown, boot.activity if rule.cause == "oom" else None)
-        cause = catalogue().resolve(rule.cause, rule.stage or stage)
-        exception = bool(_EXCEPTION.search(text))
-        soft = not exception and rule.weight < 90 and bool(_SOFT.search(text))
-        score = rule.weight + (10 if exception else 0) - (55 if soft else 0)
-        if rule.weight <= 32 and rule.weight > 5 and not soft:
-            boot.ended = True
-        numbers = numbers_in(text)
-        if rule.cause == "oom" and foreign(numbers):
+        run, text = self.run, incident.text
+        rank = incident.line.rank
+        if rank is None and (named := _RANK.search(text)):
+            rank = int(named[1])
+        stage = refine(reached, shown, run.activity if meaning.cause == "oom" else None)
+        cause = catalogue().resolve(meaning.cause, meaning.stage or stage)
+        soft = _is_warning(incident, meaning)
+        score = meaning.weight + (EXCEPTION_BONUS if incident.type else 0) - (WARNING_MALUS if soft else 0)
+        if HARMLESS < meaning.weight <= SAYS_ONLY_THAT_IT_ENDED and not soft:
+            run.ended = run.ended or incident.number
+        numbers = numbers_in(incident.message)
+        if meaning.cause == "oom" and foreign(numbers):
             cause, score = "memory_unbalanced", score + 6
-        stage = rule.stage or {"prefill": "serving", "decode": "serving"}.get(stage or "", stage)
+        stage = meaning.stage or {"prefill": "serving", "decode": "serving"}.get(stage or "", stage)
         if reached == "first_forward" and stage == "serving":
             stage = "first_forward"
         for name, value in numbers.items():
-            boot.numbers.setdefault(name, value)
-        if rule.weight > 32:
-            boot.files.update(dict.fromkeys(files_in(text)))
-        if len(boot.hits) < HIT_LIMIT:
-            boot.hits.append(Hit(number, text, rule, cause, score, soft, stage, rank))
+            run.numbers.setdefault(name, value)
+        if meaning.weight > SAYS_ONLY_THAT_IT_ENDED:
+            run.files.update(dict.fromkeys(files_in(incident.message)))
+        if len(run.hits) < HIT_LIMIT:
+            of_request, fatal = _subject(incident, meaning)
+            advice = advice or meaning.next_step
+            run.hits.append(
+                Hit(incident.number, text, meaning, cause, score, soft, of_request, fatal, stage, rank, advice)
+            )
 
 
-def refine(reached: str | None, shown: str | None, activity: str | None) -> str | None:
-    """The stage in which something happened: by the stage lines first, by the traceback where they say too little.
-
-    After start-up the traceback tells prefill from decode, then the last batch line does.
-    """
-    if reached in (None, "init", "download", "preflight", "verify"):
-        return shown or activity or reached
-    if reached in ("serving", "first_forward"):
-        if shown in ("prefill", "decode") and activity is not None:
-            return shown
-        if shown == "prefill" and activity is None:
-            return reached
-        return activity or reached
-    if reached == "warmup" and shown == "graph_capture":
-        return shown
-    return reached
+def _is_warning(incident: Incident, meaning: Meaning) -> bool:
+    """Whether the writer says that it goes on."""
+    if incident.type or meaning.weight >= DECISIVE:
+        return False
+    quiet = incident.level == "warning" or (incident.level == "info" and "NCCL INFO" in incident.text)
+    if quiet and not EXCEPTION.match(incident.text.strip()):
+        return True
+    return catalogue().subject["warnings"].search(incident.text) is not None
 
 
-def _stage_of_frames(frames: str) -> str | None:
-    if not frames:
-        return None
-    return next((stage for stage, pattern in catalogue().frames if pattern.search(frames)), None)
+def _subject(incident: Incident, meaning: Meaning) -> tuple[bool, bool]:
+    """Whether an incident is a fault of one request, and whether an engine process does not survive it."""
+    subject = catalogue().subject
+    opener = incident.opener.lower()
+    engine = bool(subject["engine_openers"].search(opener) or subject["engine_openers"].search(incident.text[:200]))
+    engine = engine or bool(incident.frames and subject["engine_frames"].search(incident.frames))
+    if engine:
+        return False, True
+    if incident.frames and subject["request_frames"].search(incident.frames):
+        return True, False
+    if subject["request_openers"].search(opener) or subject["request_texts"].search(incident.text):
+        return True, False
+    return False, bool(incident.type and incident.frames) or meaning.weight >= DECISIVE

@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import EXIT_UNREADABLE, Stop
-from entrypoint.healing import causes
-from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Observed, classify
 from entrypoint.healing.explain import explain_file
-from entrypoint.healing.prefilter import required_literals
-from entrypoint.healing.scan import WORDS, Scanner
+from entrypoint.healing.scan import HIT_LIMIT, Scanner
 
 DATA = Path(__file__).parents[1] / "data"
 HANDED = Path(__file__).parents[2].parent / "shared" / "cases"
@@ -50,13 +45,6 @@ def test_own_corpus_survives_what_wraps_a_log() -> None:
         assert right >= 0.98 * len(OWN), wrapper
 
 
-def test_every_line_that_a_rule_knows_passes_the_word_filter() -> None:
-    for case in OWN:
-        for line in case["text"].split("\n"):
-            if any(rule.weight > 33 and rule.search(line, line.lower()) for rule in catalogue().rules):
-                assert any(word in line.lower() for word in WORDS), line
-
-
 def test_the_handed_cases() -> None:
     if not HANDED.is_dir():
         return  # not everybody has them; the own corpus stands above
@@ -73,30 +61,6 @@ def test_the_handed_cases() -> None:
         assert (verdict.cause, verdict.action, verdict.stage) == tuple(
             expected[key] for key in ("cause", "action", "stage")
         ), name
-
-
-def test_no_rule_is_a_whole_line_of_a_case() -> None:
-    texts = [case["text"] for case in OWN]
-    if HANDED.is_dir():
-        lines = (HANDED / "failures.jsonl").read_text(encoding="utf-8").splitlines()
-        texts += [json.loads(line)["text"] for line in lines]
-    lines = {line.lower() for text in texts for line in text.split("\n") if len(line) > 32}
-    for path in sorted((Path(causes.__file__).parent / "catalogue").glob("*.toml")):
-        for rule in tomllib.loads(path.read_text(encoding="utf-8")).get("rule", ()):
-            for run in re.split(r"\\[a-z]\??|\.\{[\d,]+\}|\|\(|[|()\[\]*+?^$]", " ".join(rule["re"])):
-                literal = run.replace("\\", "").lower().strip()
-                for line in lines:
-                    assert line not in literal, (rule["cause"], line)
-                    assert literal not in line or len(literal) < 0.9 * len(line), (rule["cause"], line)
-
-
-def test_the_catalogue_is_closed_and_whole() -> None:
-    causes = catalogue().causes
-    assert len(causes) == 39
-    for rule in catalogue().rules:
-        assert rule.cause in causes or rule.cause in catalogue().by_stage
-    for table in catalogue().by_stage.values():
-        assert set(table.values()) <= set(causes) and "default" in table
 
 
 def test_a_healthy_boot_and_a_cut_off_boot_are_none() -> None:
@@ -236,8 +200,9 @@ def test_the_last_run_of_a_log_counts() -> None:
         "ValueError: Port is already in use. dist_init_port=1",
     ]
     assert classify([*first, *second, SIGQUIT]).cause == "port_in_use"
+    assert classify([*first, *second[:2]]).cause == "oom_load", "the last failure, while the last run shows nothing yet"
     healthy = classify([*first, ARGS, READY])
-    assert healthy.cause == "oom_load", "the last failure, when the last run shows none"
+    assert (healthy.cause, "ready in line 6" in healthy.summary) == ("none", True), "the second run is healthy"
 
 
 def test_numbers_and_files_are_taken_out() -> None:
@@ -291,30 +256,4 @@ def test_a_log_full_of_failures_stays_bounded() -> None:
     scanner = Scanner()
     for number in range(30_000):
         scanner.feed(number, f"RuntimeError: CUDA error: an illegal memory access was encountered, try {number % 7}")
-    assert len(scanner.boot.hits) <= 4000
-
-
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
-        ("(?:out|ran) of memory", "ran of memory"),
-        ("colou?r (red|blue)", "color blue"),
-        ("[abc]+x{2,3}yz \\(done\\)", "axxyz (done)"),
-        ("(?<!no )failed", "it failed"),
-        ("a|bcd", "a"),
-    ],
-)
-def test_the_words_that_an_expression_needs_are_in_what_it_matches(expression: str, text: str) -> None:
-    assert re.search(expression, text)
-    words = required_literals(expression)
-    assert words is None or any(word in text for word in words)
-
-
-def test_the_words_of_the_catalogue_are_in_what_it_matches() -> None:
-    """On every line of the corpus: trying the words first changes no answer."""
-    for line in {line for case in OWN for line in case["text"].split("\n")}:
-        for rule in catalogue().rules:
-            for words, pattern in rule.texts:
-                match = pattern.search(line)
-                if match and words is not None:
-                    assert any(word in line.lower() for word in words), (pattern.pattern, line)
+    assert len(scanner.run.hits) <= HIT_LIMIT
