@@ -14,6 +14,7 @@ LONGEST = 8192  # characters of one line that are looked at: no known failure te
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_LEVEL = "(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -28,8 +29,8 @@ _WRAPPERS = tuple(
         r"\[ *\d+\.\d{3,6}\] ",  # dmesg
         r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
         r"\((?:\w*?_?(?:TP|rank)(?P<worker>\d+)\w*|[A-Z]\w*)(?: (?:pid|ip)=[^)]*)?\) ?",  # vLLM, Ray
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= ) {1,8}",  # uvicorn, logging.basicConfig
+        rf"{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
+        rf"{_LEVEL}:(?= ) {{1,8}}",  # uvicorn, logging.basicConfig
         r"\[\d\d:\d\d:\d\d(?: TP(?P<tp>\d+))?\] ",  # sglang before 0.4
         r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
         r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue

@@ -288,35 +288,42 @@ class LogParser:
 
     def _readings(self, line: Line, kind: str, stage: str) -> Iterator[Reading]:
         text, rank = line.text, line.rank
-        available, used = _AVAILABLE.search(text), _USED.search(text)
         if stage == "loading":
-            second = (line.writer, "weights") in self._sums  # the draft model, loaded after the target
-            if kind == "begin" and available and not second:
-                yield Reading("baseline_free", _bytes(available[1]), rank)
-            if kind == "end" and used:
-                self._sums[line.writer, "weights"] = _bytes(used[1])
-                yield Reading("draft_weights" if second else "weights", _bytes(used[1]), rank)
-            if kind == "end" and available:
-                yield Reading("free_after_load", _bytes(available[1]), rank)
+            yield from self._weights(line, kind)
         elif text.startswith("KV Cache is allocated"):
             count, sizes = _KV_TOKENS.search(text), _KV_SIZE.findall(text)
             if count:
                 yield Reading("kv_tokens", float(count[1]), rank)
             if sizes:
                 yield Reading("kv_bytes", sum(_bytes(size) for size in sizes), rank)
-        elif stage == "kv_pool" and kind == "end" and available:
-            yield Reading("free_after_pool", _bytes(available[1]), rank)
-        elif stage == "graphs" and kind == "end":
-            if used:
-                total = self._sums.get((line.writer, "graphs"), 0.0) + _bytes(used[1])
-                self._sums[line.writer, "graphs"] = total
-                yield Reading("graph_bytes", total, rank)
-            if available:
-                yield Reading("free_after_graphs", _bytes(available[1]), rank)
+        elif kind == "end" and stage in ("kv_pool", "graphs"):
+            yield from self._after(line, stage)
         elif "max_total_num_tokens=" in text:
             for name, value, unit in _SUMMARY.findall(text):
                 if name in _SUMMARY_NAMES:
                     yield Reading(_SUMMARY_NAMES[name], _bytes(value) if unit else float(value), rank)
+
+    def _weights(self, line: Line, kind: str) -> Iterator[Reading]:
+        """What a model's load line says. The second model of a rank is the draft model."""
+        available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
+        second = (line.writer, "weights") in self._sums
+        if kind == "begin" and available and not second:
+            yield Reading("baseline_free", _bytes(available[1]), line.rank)
+        if kind == "end" and used:
+            self._sums[line.writer, "weights"] = _bytes(used[1])
+            yield Reading("draft_weights" if second else "weights", _bytes(used[1]), line.rank)
+        if kind == "end" and available:
+            yield Reading("free_after_load", _bytes(available[1]), line.rank)
+
+    def _after(self, line: Line, stage: str) -> Iterator[Reading]:
+        """What the line after the pool, or after a capture, says. Captures add up."""
+        available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
+        if stage == "graphs" and used:
+            total = self._sums.get((line.writer, "graphs"), 0.0) + _bytes(used[1])
+            self._sums[line.writer, "graphs"] = total
+            yield Reading("graph_bytes", total, line.rank)
+        if available:
+            yield Reading(f"free_after_{'pool' if stage == 'kv_pool' else 'graphs'}", _bytes(available[1]), line.rank)
 
 
 def _bytes(gigabytes: str) -> float:

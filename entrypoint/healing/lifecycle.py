@@ -1,4 +1,4 @@
-"""What became of an engine in its log: stages, proof of health, ends. Decided before any failure text is looked at. Pure."""
+"""What became of an engine in its log: stages, proof of health, ends. Known before any failure text is judged. Pure."""
 
 from __future__ import annotations
 
@@ -110,10 +110,9 @@ class Run:
             if isinstance(event, Reading):
                 worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
                 self.numbers[event.name] = worst(event.value, self.numbers.get(event.name, event.value))
-            elif isinstance(event, StageBegun | StageEnded):
-                if event.stage != "imports":
-                    stage = self.parser.span_of(writer) or TAXONOMY_STAGE[self.parser.stage]
-                    self._reach(number, stage, text)
+            elif isinstance(event, StageBegun | StageEnded) and event.stage != "imports":
+                stage = self.parser.span_of(writer) or TAXONOMY_STAGE[self.parser.stage]
+                self._reach(number, stage, text)
 
     def _foreign(self, number: int, text: str) -> bool:
         """Stage lines of other engines, and of logs that lack sglang's."""

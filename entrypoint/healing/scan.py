@@ -15,8 +15,8 @@ from .incidents import EXCEPTION, Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
 from .numbers import files_in, foreign, numbers_in
 
-# Lines that differ in digits alone are named this often; so many incidents are named at all in one run of an engine, and
-# so many more when they are exceptions. 8,000 different lines are more than any start or crash of the corpus writes.
+# Lines that differ in digits alone are named this often; so many incidents are named at all in one run of an engine,
+# and so many more when they are exceptions. 8,000 lines are more than any crash of the corpus writes.
 SAME_SHAPE, NAMED, NAMED_EXCEPTIONS = 8, 8_000, 4_000
 HIT_LIMIT = 4_000  # more hits than this are only counted: by then the first failure has been seen
 RUNS = 8  # that are kept of a log in which an engine was started again and again

@@ -12,7 +12,8 @@ NARROWEST, WIDEST = 60, 250  # columns of a terminal
 FEWEST = 3  # lines of exactly the width of the terminal
 SHARE = 0.05  # of all lines
 _BEGINS = re.compile(
-    r"\[\d{4}-|\[\w+\]: |\d{4}-\d\d-\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:|(INFO|WARNING|ERROR)[ :]|Traceback|  File \"|\(\w+ pid="
+    r"\[\d{4}-|\[\w+\]: |\d{4}-\d\d-\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:|(INFO|WARNING|ERROR)[ :]|Traceback|  File \""
+    r"|\(\w+ pid="
 )
 
 
