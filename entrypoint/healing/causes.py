@@ -68,6 +68,11 @@ class Meaning:
     stage: str | None
     next_step: str | None
 
+    @classmethod
+    def bare(cls, cause: str, weight: int, next_step: str | None = None) -> Meaning:
+        """A meaning that is shown by something else than terms."""
+        return cls(cause, weight, (), None, frozenset(), None, None, next_step)
+
     def fits(self, message: Message, frames: str, stage: str | None) -> bool:
         """Whether a message with these ``frames`` above it, in this ``stage``, means the cause."""
         if self.stages and stage and stage not in self.stages:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from ..engine.lines import LONGEST, expand, unwrap
+from .areas import innermost, site_of
 from .causes import Meaning, Message, catalogue
 from .incidents import EXCEPTION, Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
@@ -28,8 +29,11 @@ _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
 _RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
 
 # Scores. `EXCEPTION_BONUS`: an exception's own line says more than a log line about it; `WARNING_MALUS`: a warning must
-# not outweigh any failure, whatever it talks about (weights go from 5 to 98).
-EXCEPTION_BONUS, WARNING_MALUS = 10, 55
+# not outweigh any failure, whatever it talks about (weights go from 5 to 98); `FOREIGN_BONUS`: numbers that show whose
+# memory it is say more than the text.
+EXCEPTION_BONUS, WARNING_MALUS, FOREIGN_BONUS = 10, 55, 6
+FAULT_WITH_MANY_CAUSES, GPU_NEEDS_A_PERSON = 60, 98  # weights of an Xid
+FROM_ITS_PLACE = 55  # weight of an exception's place, where its text says nothing more
 DECISIVE = 90  # from this weight on a text is believed even in a warning
 SAYS_ONLY_THAT_IT_ENDED = 32  # up to this weight a meaning says that something ended, not why
 HARMLESS = 5
@@ -105,6 +109,7 @@ class Scanner:
     def _batch(self, number: int, raw: str) -> None:
         run = self.run
         run.activity = "prefill" if "Prefill" in raw else "decode"
+        run.latest = run.latest or "serving"
         if run.activity == "prefill":
             run.numbers.update(numbers_in(raw, "new_tokens"))
 
@@ -125,41 +130,38 @@ class Scanner:
 
     def _name(self, incident: Incident) -> None:
         """Keep every meaning of an incident as a hit of the run."""
-        run = self.run
-        reached = run.stage_of(incident.line.writer)
+        reached = self.run.stage_of(incident.line.writer)
         shown = stage_of_frames(incident.frames)
         message = Message(incident.message)
         stage = refine(reached, shown, None)
-        for meaning in catalogue().meanings:
-            if meaning.fits(message, incident.frames, stage):
-                self._keep(incident, meaning, reached, shown)
-        self._xid(incident, reached)
-
-    def _xid(self, incident: Incident, reached: str | None) -> None:
-        number = _XID.search(incident.text)
-        kind = catalogue().xids.get(int(number[1])) if number else None
-        if kind is None or kind == "ignore":
-            return
-        cause = "engine_crash" if kind == "restart" else "gpu_lost"
-        meaning = Meaning(cause, 60 if kind == "restart" else 98, (), None, frozenset(), None, None, None)
-        self._keep(incident, meaning, reached, None, catalogue().xid_next.get(kind))
+        area = _area(incident)
+        found = [meaning for meaning in catalogue().meanings if meaning.fits(message, incident.frames, stage)]
+        if area is not None:
+            found.append(Meaning.bare(area, FROM_ITS_PLACE))
+        xid = _xid(incident)
+        if xid is not None:
+            found.append(xid)
+        for meaning in found:
+            self._keep(incident, meaning, reached, shown, area)
 
     def _keep(
-        self, incident: Incident, meaning: Meaning, reached: str | None, shown: str | None, advice: str | None = None
+        self, incident: Incident, meaning: Meaning, reached: str | None, shown: str | None, area: str | None
     ) -> None:
         run, text = self.run, incident.text
         rank = incident.line.rank
         if rank is None and (named := _RANK.search(text)):
             rank = int(named[1])
+        of_request, fatal = _subject(incident, meaning, area)
         stage = refine(reached, shown, run.activity if meaning.cause == "oom" else None)
-        cause = catalogue().resolve(meaning.cause, meaning.stage or stage)
+        meant = "exception" if fatal and meaning.cause == "area_request" else meaning.cause
+        cause = catalogue().resolve(meant, meaning.stage or stage)
         soft = _is_warning(incident, meaning)
         score = meaning.weight + (EXCEPTION_BONUS if incident.type else 0) - (WARNING_MALUS if soft else 0)
-        if HARMLESS < meaning.weight <= SAYS_ONLY_THAT_IT_ENDED and not soft:
+        if HARMLESS < meaning.weight <= SAYS_ONLY_THAT_IT_ENDED and not (soft or of_request):
             run.ended = run.ended or incident.number
         numbers = numbers_in(incident.message)
         if meaning.cause == "oom" and foreign(numbers):
-            cause, score = "memory_unbalanced", score + 6
+            cause, score = "memory_unbalanced", score + FOREIGN_BONUS
         stage = meaning.stage or {"prefill": "serving", "decode": "serving"}.get(stage or "", stage)
         if reached == "first_forward" and stage == "serving":
             stage = "first_forward"
@@ -168,11 +170,30 @@ class Scanner:
         if meaning.weight > SAYS_ONLY_THAT_IT_ENDED:
             run.files.update(dict.fromkeys(files_in(incident.message)))
         if len(run.hits) < HIT_LIMIT:
-            of_request, fatal = _subject(incident, meaning)
-            advice = advice or meaning.next_step
             run.hits.append(
-                Hit(incident.number, text, meaning, cause, score, soft, of_request, fatal, stage, rank, advice)
+                Hit(
+                    incident.number, text, meaning, cause, score, soft, of_request, fatal, stage, rank, meaning.next_step
+                )
             )
+
+
+def _xid(incident: Incident) -> Meaning | None:
+    """What NVIDIA's number says, where the kernel gives one that matters."""
+    number = _XID.search(incident.text)
+    kind = catalogue().xids.get(int(number[1])) if number else None
+    if kind is None or kind == "ignore":
+        return None
+    if kind == "restart":
+        return Meaning.bare("engine_crash", FAULT_WITH_MANY_CAUSES)
+    return Meaning.bare("gpu_lost", GPU_NEEDS_A_PERSON, catalogue().xid_next[kind])
+
+
+def _area(incident: Incident) -> str | None:
+    """The area of the engine that an exception comes from: by its traceback, else by its text."""
+    if not incident.type:
+        return None
+    area = innermost(incident.frames)
+    return area.cause if area is not None else site_of(incident.message) if not incident.frames else None
 
 
 def _is_warning(incident: Incident, meaning: Meaning) -> bool:
@@ -185,7 +206,7 @@ def _is_warning(incident: Incident, meaning: Meaning) -> bool:
     return catalogue().subject["warnings"].search(incident.text) is not None
 
 
-def _subject(incident: Incident, meaning: Meaning) -> tuple[bool, bool]:
+def _subject(incident: Incident, meaning: Meaning, area: str | None) -> tuple[bool, bool]:
     """Whether an incident is a fault of one request, and whether an engine process does not survive it."""
     subject = catalogue().subject
     opener = incident.opener.lower()
@@ -194,6 +215,8 @@ def _subject(incident: Incident, meaning: Meaning) -> tuple[bool, bool]:
     if engine:
         return False, True
     if incident.frames and subject["request_frames"].search(incident.frames):
+        return True, False
+    if area == "area_request" and (incident.frames or meaning.weight <= FROM_ITS_PLACE):
         return True, False
     if subject["request_openers"].search(opener) or subject["request_texts"].search(incident.text):
         return True, False
