@@ -13,6 +13,7 @@ import argparse
 import ast
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,12 @@ PACKAGES = {
     "sgl_kernel": ("",),
     "deep_gemm": ("",),
     "deep_ep": ("",),
-    "torch": ("distributed/distributed_c10d.py", "distributed/rendezvous.py", "cuda/__init__.py", "utils/cpp_extension.py"),
+    "torch": (
+        "distributed/distributed_c10d.py",
+        "distributed/rendezvous.py",
+        "cuda/__init__.py",
+        "utils/cpp_extension.py",
+    ),
     "huggingface_hub": ("",),
     "safetensors": ("",),
     "transformers": (
@@ -42,7 +48,21 @@ PACKAGES = {
     ),
 }
 # Directories that never run in a server: code generators, kernels' own tests, tools for debugging.
-LEFT_OUT = frozenset({"data", "debug_utils", "kv_canary", "tests", "test", "benchmark", "testing", "experimental", "moe_ep", "prims_ts", "trace"})
+LEFT_OUT = frozenset(
+    {
+        "data",
+        "debug_utils",
+        "kv_canary",
+        "tests",
+        "test",
+        "benchmark",
+        "testing",
+        "experimental",
+        "moe_ep",
+        "prims_ts",
+        "trace",
+    }
+)
 SHORTEST, LONGEST = 14, 32  # characters of a message's longest constant part: enough to tell messages apart
 LEVELS = frozenset({"error", "exception", "critical", "fatal"})
 
@@ -82,15 +102,26 @@ def sites(tree: ast.AST, function: str = "<module>") -> Iterator[tuple[str, str,
                 yield name, function, []
             case ast.Assert(msg=message):
                 yield "AssertionError", function, template(message)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[message, *_]) if level in LEVELS:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[message, *_]) if (
+                level in LEVELS
+            ):
                 yield "log", function, template(message)
         yield from sites(node, function)
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file. What its authors escaped wrongly is none of our business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(path.read_bytes())
 
 
 def kept(parts: list[str]) -> str:
     """The longest constant part of a message, empty when none is long enough to be recognised."""
     longest = max((" ".join(part.split()).strip() for part in parts), key=len, default="")
-    return longest[:LONGEST].strip() if len(longest) >= SHORTEST else ""
+    if len(longest) > LONGEST:
+        longest = longest[:LONGEST].rpartition(" ")[0] or longest[:LONGEST]
+    return longest if len(longest) >= SHORTEST else ""
 
 
 def files(package: str) -> Iterator[tuple[str, Path]]:
@@ -111,7 +142,7 @@ def derive() -> str:
     found: dict[str, set[str]] = {}
     for package in PACKAGES:
         for name, path in files(package):
-            for _, function, parts in sites(ast.parse(path.read_bytes())):
+            for _, function, parts in sites(parsed(path)):
                 message, area = kept(parts), areas.area_of(f"{name} in {function}")
                 if message and area:
                     found.setdefault(message, set()).add(area.cause)

@@ -56,7 +56,7 @@ def _sites() -> Mapping[tuple[str, ...], tuple[tuple[str, str], ...]]:
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     area = ""
     for line in (_DIRECTORY / "sites.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith("# area_") or line.startswith("# none"):
+        if line.startswith("# area_"):
             area = line[2:]
             continue
         text = line.lower()

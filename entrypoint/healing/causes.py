@@ -10,10 +10,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .prefilter import required_literals
+
 _DIRECTORY = Path(__file__).parent / "catalogue"
 # Of two meanings that fit one line equally well, the one of the earlier file counts.
 MEANING_FILES = ("memory", "kernels", "running", "machine", "weights", "asked", "places")
 _TERM = re.compile(r"\{([a-z_]+)\}")
+
+
+class Expression:
+    """A regular expression that is only tried on texts with one of the literals that it needs."""
+
+    def __init__(self, text: str) -> None:
+        self.pattern = re.compile(text)
+        literals = required_literals(text)
+        # The longest first: they are the rarest.
+        self._literals = sorted(literals, key=len, reverse=True) if literals else None
+
+    def search(self, text: str) -> bool:
+        """Whether the expression is anywhere in ``text``, which is in lower case."""
+        if self._literals is not None:
+            for literal in self._literals:
+                if literal in text:
+                    break
+            else:
+                return False
+        return self.pattern.search(text) is not None
 
 
 class Message:
@@ -21,13 +43,13 @@ class Message:
 
     def __init__(self, text: str) -> None:
         self.text = text.lower()
-        self._known: dict[re.Pattern[str], bool] = {}
+        self._known: dict[Expression, bool] = {}
 
-    def has(self, pattern: re.Pattern[str]) -> bool:
-        """Whether ``pattern`` is anywhere in the text."""
-        known = self._known.get(pattern)
+    def has(self, expression: Expression) -> bool:
+        """Whether ``expression`` is anywhere in the text."""
+        known = self._known.get(expression)
         if known is None:
-            known = self._known[pattern] = pattern.search(self.text) is not None
+            known = self._known[expression] = expression.search(self.text)
         return known
 
 
@@ -46,8 +68,8 @@ class Cause:
 class Clause:
     """Expressions that must all be in a message, and expressions that must not be."""
 
-    present: tuple[re.Pattern[str], ...]
-    absent: tuple[re.Pattern[str], ...]
+    present: tuple[Expression, ...]
+    absent: tuple[Expression, ...]
 
     def holds(self, message: Message) -> bool:
         """Whether ``message`` says this."""
@@ -62,7 +84,7 @@ class Meaning:
     cause: str
     weight: int
     says: tuple[Clause, ...]
-    unless: re.Pattern[str] | None
+    unless: Expression | None
     stages: frozenset[str]
     frames: re.Pattern[str] | None
     stage: str | None
@@ -154,9 +176,9 @@ def _clause(text: str, terms: Mapping[str, str]) -> Clause:
 
 
 @cache
-def _compiled(text: str) -> re.Pattern[str]:
-    return re.compile(text)
+def _compiled(text: str) -> Expression:
+    return Expression(text)
 
 
-def _compile(text: str, terms: Mapping[str, str]) -> re.Pattern[str]:
+def _compile(text: str, terms: Mapping[str, str]) -> Expression:
     return _compiled(_TERM.sub(lambda match: f"(?:{terms[match[1]]})", text))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..engine.lines import unwrap
 from .causes import catalogue
 from .lifecycle import Hit, Run
 from .scan import Scanner
@@ -129,7 +130,7 @@ def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
     stage = observed.stage or run.stage_of("")
     if run.ready or run.answered:
         proof = [(run.ready, run.ready_text), (run.answered, run.answered_text)]
-        evidence = tuple(Evidence(number, _clean(text)) for number, text in proof if number)
+        evidence = tuple(Evidence(number, _clean(unwrap(text).text)) for number, text in proof if number)
         summary = "healthy: " + ", ".join(
             [f"ready in line {run.ready}"] * bool(run.ready)
             + [f"{run.answers} requests answered, the last in line {run.answered}"] * bool(run.answered)

@@ -27,6 +27,7 @@ _ADVICE = re.compile(
     r"^(?:Possible solutions|CUDA kernel errors might|For debugging consider|Compile with|Search for `|Open an issue"
     r"|You can suppress|Set TORCH_LOGS|If reserved but|\d\. set --)"
 )
+_TIMED = re.compile(r"\d\d:\d\d|pid=")  # a prefix that the engine's logger writes; anybody can begin with ERROR:
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[([EWIF])\d{3,4} ")
 _QUIET = {"DEBUG": "info", "INFO": "info", "WARN": "warning", "WARNING": "warning", "I": "info", "W": "warning"}
 MESSAGE_LINES = 8  # further lines of one exception's message that are looked at together with it
@@ -124,7 +125,7 @@ class IncidentReader:
         if catalogue().subject["echoes"].search(line.text[:200]):
             self._echo = ECHO_LINES if line.prefix else 0
             return True
-        if line.prefix or not self._echo:
+        if _TIMED.search(line.prefix) or not self._echo:
             self._echo = 0
             return is_configuration(line.text)
         self._echo -= 1

@@ -87,8 +87,7 @@ class Run:
         lowered = text[:400].lower()
         subject = catalogue().subject
         if subject["answered"].search(lowered):
-            self.answered, self.answered_text, self.answers = number, text, self.answers + 1
-            self.advances.append((number, len(STAGE_ORDER)))
+            self.answer(number, text)
         if self.ready and not self.ended and self.parser.fired_up:
             return False  # stage lines of an engine that serves are not its own
         if mark_of(text):
@@ -96,12 +95,18 @@ class Run:
             return True
         return self._foreign(number, text)
 
+    def answer(self, number: int, text: str) -> None:
+        """A request was answered."""
+        self.answered, self.answered_text, self.answers = number, text, self.answers + 1
+
     def survived(self, hit: Hit) -> bool:
         """Whether the engine went on after ``hit``: it became ready, answered, or reached a later stage."""
         if self.ready > hit.number:
             return True
         if hit.fatal:
             return False
+        if self.answered > hit.number:
+            return True
         reached = STAGE_ORDER.index(hit.stage) if hit.stage in STAGE_ORDER else -1
         return any(line > hit.number and place > reached for line, place in self.advances)
 

@@ -10,9 +10,9 @@ import io
 import lzma
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from ..engine.lines import LONGEST
 from ..errors import unreadable
@@ -24,23 +24,29 @@ _GZIP, _XZ, _BZIP2, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
-def opened(path: str | Path) -> AbstractContextManager[BinaryIO]:
+@contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
     """The bytes of ``path`` (``-``: standard input), decompressed. Raises OSError, and Stop (66) for zstd where no
     library for it is installed."""
-    raw = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False) if str(path) == "-" else io.FileIO(path))
+    file = io.FileIO(sys.stdin.fileno(), closefd=False) if str(path) == "-" else io.FileIO(path)
+    with io.BufferedReader(file) as raw:
+        yield _decompressed(raw, path)
+
+
+def _decompressed(raw: io.BufferedReader[Any], path: str | Path) -> BinaryIO:
     head = raw.peek(HEAD)[:HEAD]
     if head.startswith(_GZIP):
-        return cast(AbstractContextManager[BinaryIO], gzip.GzipFile(fileobj=raw))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if head.startswith(_XZ):
-        return cast(AbstractContextManager[BinaryIO], lzma.LZMAFile(raw))
+        return cast(BinaryIO, lzma.LZMAFile(raw))
     if head.startswith(_BZIP2):
-        return cast(AbstractContextManager[BinaryIO], bz2.BZ2File(raw))
+        return cast(BinaryIO, bz2.BZ2File(raw))
     if head.startswith(_ZSTD):
         try:
             zstandard = importlib.import_module("zstandard")  # comes with the engine
         except ImportError:
             raise unreadable(f"{path} is compressed with zstd", f"unpack it first: zstd -d {path}") from None
-        return cast(AbstractContextManager[BinaryIO], zstandard.ZstdDecompressor().stream_reader(raw))
+        return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(raw))
     return raw
 
 

@@ -7,23 +7,25 @@ both ends, and so many incidents are named at all.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 
 from ..engine.lines import LONGEST, expand, unwrap
+from ..engine.log import mark_of
 from .areas import innermost, site_of
 from .causes import Meaning, Message, catalogue
 from .incidents import EXCEPTION, Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
 from .numbers import files_in, foreign, numbers_in
 
-# Lines that differ in digits alone are named this often; so many incidents are named at all in one run of an engine,
-# and so many more when they are exceptions. 8,000 lines are more than any crash of the corpus writes.
-SAME_SHAPE, NAMED, NAMED_EXCEPTIONS = 8, 8_000, 4_000
+# Lines that differ in digits alone are named this often; of one run of an engine so many incidents are named from its
+# begin, so many more when they are exceptions, and so many from its end. Naming takes about a millisecond.
+SAME_SHAPE, NAMED, NAMED_EXCEPTIONS, NAMED_LAST = 8, 4_000, 2_000, 1_000
 HIT_LIMIT = 4_000  # more hits than this are only counted: by then the first failure has been seen
 RUNS = 8  # that are kept of a log in which an engine was started again and again
 SHAPES = 200_000  # after so many different lines their memory is dropped
 _DIGITS = str.maketrans("123456789", "000000000")
-_XID = re.compile(r"xid[ :(](?:[^)]*\): ?)?(\d+)", re.IGNORECASE)
+_XID = re.compile(r"\bxid(?: ?\([^)]*\):| error| code|:)? (\d{1,3})\b", re.IGNORECASE)
 _KERNEL = re.compile(r"NVRM: |oom-kill|Out of memory: Kill|oom_reaper|invoked oom-killer")
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
 _RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
@@ -36,7 +38,7 @@ FAULT_WITH_MANY_CAUSES, GPU_NEEDS_A_PERSON = 60, 98  # weights of an Xid
 FROM_ITS_PLACE = 55  # weight of an exception's place, where its text says nothing more
 DECISIVE = 90  # from this weight on a text is believed even in a warning
 SAYS_ONLY_THAT_IT_ENDED = 32  # up to this weight a meaning says that something ended, not why
-HARMLESS = 5
+ENDS = frozenset({"unknown", "killed", "crash", "bus_error"})
 
 
 class Scanner:
@@ -51,7 +53,9 @@ class Scanner:
         self._one_run = one_run
         self._reader = IncidentReader()
         self._shapes: dict[str, int] = {}
+        self._often: set[str] = set()  # lines, without their time, that have been seen often enough
         self._named = 0
+        self._last: deque[Incident] = deque(maxlen=NAMED_LAST)
 
     @property
     def run(self) -> Run:
@@ -65,6 +69,9 @@ class Scanner:
 
     def feed(self, number: int, raw: str) -> None:
         """Take in one physical line, without its line end."""
+        if _untimed(raw) in self._often:
+            self.lines += 1
+            return
         if not raw or raw.isspace():
             self._take(self._reader.feed(number, ""))
             return
@@ -77,21 +84,28 @@ class Scanner:
     def end(self) -> None:
         """No more lines."""
         self._take(self._reader.flush())
+        self._name_last()
 
     def _line(self, number: int, raw: str) -> None:
+        if '" 200 OK' in raw:
+            if '"POST' in raw:
+                self.run.answer(number, raw)
+            return
         if " batch, #" in raw or " batch [" in raw:
-            self._batch(number, raw)
+            self._batch(raw)
             return
         shape = _STAMP.sub("", raw, 1).translate(_DIGITS)
         seen = self._shapes.get(shape, 0)
         if len(self._shapes) > SHAPES:
             self._shapes.clear()
+            self._often.clear()
         self._shapes[shape] = seen + 1
-        if '" 200 OK' in raw and "/health" in raw:
-            return
-        if seen >= SAME_SHAPE and 'HTTP/1.1" 2' not in raw:
+        if seen >= SAME_SHAPE:
+            self._often.add(_untimed(raw))
             return
         line = unwrap(raw)
+        if line.prefix or "%" in raw or mark_of(line.text):
+            self._take(self._reader.flush())  # before this line moves a stage: it happened in the one before
         if begins_run(line.text):
             self._begin()
             return
@@ -106,7 +120,8 @@ class Scanner:
     def _is_quiet(self, text: str) -> bool:
         return catalogue().subject["echoes"].search(text[:200]) is not None
 
-    def _batch(self, number: int, raw: str) -> None:
+    def _batch(self, raw: str) -> None:
+        self._take(self._reader.flush())
         run = self.run
         run.activity = "prefill" if "Prefill" in raw else "decode"
         run.latest = run.latest or "serving"
@@ -117,8 +132,9 @@ class Scanner:
         """sglang prints its configuration once per run: a second time means that it was started again."""
         if not self._one_run and (self.run.ended or self.run.ready or self.run.hits):
             self._take(self._reader.flush())
+            self._name_last()
             self.runs = [*self.runs[1 - RUNS :], Run()]
-            self._reader, self._shapes, self._named = IncidentReader(), {}, 0
+            self._reader, self._shapes, self._often, self._named = IncidentReader(), {}, set(), 0
         self.run.latest = self.run.latest or "init"
 
     def _take(self, incidents: Iterable[Incident]) -> None:
@@ -127,6 +143,13 @@ class Scanner:
             if self._named < NAMED + (NAMED_EXCEPTIONS if exception else 0):
                 self._named += 1
                 self._name(incident)
+            else:
+                self._last.append(incident)
+
+    def _name_last(self) -> None:
+        """Name what came after there were too many to name them all."""
+        while self._last:
+            self._name(self._last.popleft())
 
     def _name(self, incident: Incident) -> None:
         """Keep every meaning of an incident as a hit of the run."""
@@ -157,7 +180,7 @@ class Scanner:
         cause = catalogue().resolve(meant, meaning.stage or stage)
         soft = _is_warning(incident, meaning)
         score = meaning.weight + (EXCEPTION_BONUS if incident.type else 0) - (WARNING_MALUS if soft else 0)
-        if HARMLESS < meaning.weight <= SAYS_ONLY_THAT_IT_ENDED and not (soft or of_request):
+        if meaning.cause in ENDS and meaning.weight <= SAYS_ONLY_THAT_IT_ENDED and not (soft or of_request):
             run.ended = run.ended or incident.number
         numbers = numbers_in(incident.message)
         if meaning.cause == "oom" and foreign(numbers):
@@ -172,16 +195,33 @@ class Scanner:
         if len(run.hits) < HIT_LIMIT:
             run.hits.append(
                 Hit(
-                    incident.number, text, meaning, cause, score, soft, of_request, fatal, stage, rank, meaning.next_step
+                    incident.number,
+                    text,
+                    meaning,
+                    cause,
+                    score,
+                    soft,
+                    of_request,
+                    fatal,
+                    stage,
+                    rank,
+                    meaning.next_step,
                 )
             )
+
+
+def _untimed(raw: str) -> str:
+    """A line without the time that sglang writes before it."""
+    return raw[raw.find("]") + 1 :] if raw[:3] == "[20" else raw
 
 
 def _xid(incident: Incident) -> Meaning | None:
     """What NVIDIA's number says, where the kernel gives one that matters."""
     number = _XID.search(incident.text)
-    kind = catalogue().xids.get(int(number[1])) if number else None
-    if kind is None or kind == "ignore":
+    if number is None:
+        return None
+    kind = catalogue().xids.get(int(number[1]), "restart")
+    if kind == "ignore":
         return None
     if kind == "restart":
         return Meaning.bare("engine_crash", FAULT_WITH_MANY_CAUSES)

@@ -11,6 +11,7 @@ SAMPLE = 2_000  # lines that are looked at to find the width
 NARROWEST, WIDEST = 60, 250  # columns of a terminal
 FEWEST = 3  # lines of exactly the width of the terminal
 SHARE = 0.05  # of all lines
+BROKEN = 0.6  # share of those lines after which the next one does not look like a beginning
 _BEGINS = re.compile(
     r"\[\d{4}-|\[\w+\]: |\d{4}-\d\d-\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:|(INFO|WARNING|ERROR)[ :]|Traceback|  File \""
     r"|\(\w+ pid="
@@ -49,4 +50,6 @@ def _width(sample: list[str]) -> int | None:
     widest = max(counts)
     if not NARROWEST <= widest <= WIDEST or counts[widest] < max(FEWEST, SHARE * len(sample)):
         return None
-    return widest
+    full = [at for at, line in enumerate(sample[:-1]) if len(line) == widest]
+    broken = sum(not _BEGINS.match(sample[at + 1]) for at in full)
+    return widest if broken >= BROKEN * len(full) > 0 else None
