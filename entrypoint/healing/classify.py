@@ -20,7 +20,6 @@ from .unfold import unwrapped
 
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
-SNIPPET = 5  # lines: in so short an excerpt even a warning is what its reader asks about
 ONLY_THAT_IT_ENDED = 33  # scores up to this say that something ended, not why
 STRONG = 62  # from this score on a text names a cause, and the exit code adds nothing
 WEAK = 24  # up to this score a text says less than the exit code
@@ -105,7 +104,7 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
     scanner.end()
     run, earlier = _relevant(scanner)
-    best = _first_failure(run, scanner.lines)
+    best = _first_failure(run)
     outside = _from_outside(run, best, observed)
     if outside is not None:
         cause, stage, confidence, text = outside
@@ -157,26 +156,22 @@ def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
 def _relevant(scanner: Scanner) -> tuple[Run, bool]:
     """The last run, or the last that failed when the last one shows nothing yet."""
     last = scanner.run
-    if not (last.ready or last.answered) and _first_failure(last, scanner.lines) is None:
+    if not (last.ready or last.answered) and _first_failure(last) is None:
         for run in reversed(scanner.runs[:-1]):
-            if run.ended and _first_failure(run, scanner.lines) is not None:
+            if run.ended and _first_failure(run) is not None:
                 return run, True
     return last, False
 
 
-def _first_failure(run: Run, lines: int) -> Hit | None:
-    """The first failure on the way to the end: of what the engine did not survive, the most telling."""
-    hits = [hit for hit in run.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
-    ended = run.ended > run.ready
-    own = [hit for hit in hits if not hit.of_request]
-    hard = [hit for hit in own if not hit.soft and not run.survived(hit)]
-    # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on. So does what
-    # the engine survived at first, and a request's fault with which everything ended.
-    candidates = hard
-    if (not hard or max(hit.score for hit in hard) <= ONLY_THAT_IT_ENDED) and ended:
-        candidates = hard + [hit for hit in own if hit.number > run.ready or not run.survived(hit)]
-    elif not hard and lines <= SNIPPET:
-        candidates = [hit for hit in own if not run.survived(hit)]
+def _first_failure(run: Run) -> Hit | None:
+    """The first failure on the way to the end: of what the engine did not survive, the most telling.
+
+    A warning explains an end, and so does what the engine survived at first; neither condemns a server that goes on.
+    """
+    own = [hit for hit in run.hits if not hit.of_request and hit.score >= _FLOOR]
+    candidates = [hit for hit in own if not hit.soft and not run.survived(hit)]
+    if run.ended > run.ready and max((hit.score for hit in candidates), default=0) <= ONLY_THAT_IT_ENDED:
+        candidates += [hit for hit in own if hit.number > run.ready]
     if not candidates:
         return None
     best = max(hit.score for hit in candidates)

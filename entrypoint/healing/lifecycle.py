@@ -68,6 +68,7 @@ class Run:
     files: dict[str, None] = field(default_factory=dict)
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
+    computed: int = 0  # its number
 
     def stage_of(self, writer: str) -> str | None:
         """The catalogue's stage in which ``writer`` is."""
@@ -105,6 +106,8 @@ class Run:
             return True
         if hit.fatal:
             return False
+        if hit.cause.startswith("hang_") and self.computed > hit.number:
+            return True
         if self.answered > hit.number:
             return True
         reached = STAGE_ORDER.index(hit.stage) if hit.stage in STAGE_ORDER else -1

@@ -92,7 +92,7 @@ class Scanner:
                 self.run.answer(number, raw)
             return
         if " batch, #" in raw or " batch [" in raw:
-            self._batch(raw)
+            self._batch(number, raw)
             return
         shape = _STAMP.sub("", raw, 1).translate(_DIGITS)
         seen = self._shapes.get(shape, 0)
@@ -120,11 +120,11 @@ class Scanner:
     def _is_quiet(self, text: str) -> bool:
         return catalogue().subject["echoes"].search(text[:200]) is not None
 
-    def _batch(self, raw: str) -> None:
+    def _batch(self, number: int, raw: str) -> None:
         self._take(self._reader.flush())
         run = self.run
         run.activity = "prefill" if "Prefill" in raw else "decode"
-        run.latest = run.latest or "serving"
+        run.latest, run.computed = run.latest or "serving", number
         if run.activity == "prefill":
             run.numbers.update(numbers_in(raw, "new_tokens"))
 
