@@ -120,7 +120,7 @@ def kept(parts: list[str]) -> str:
     """The longest constant part of a message, empty when none is long enough to be recognised."""
     longest = max((" ".join(part.split()).strip() for part in parts), key=len, default="")
     if len(longest) > LONGEST:
-        longest = longest[:LONGEST].rpartition(" ")[0] or longest[:LONGEST]
+        longest = longest[:LONGEST].rpartition(" ")[0]
     return longest if len(longest) >= SHORTEST else ""
 
 
