@@ -21,6 +21,7 @@ from .unfold import unwrapped
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
 ONLY_THAT_IT_ENDED = 33  # scores up to this say that something ended, not why
+KERNEL_SAYS = 96  # weights from this on are records of the kernel
 STRONG = 62  # from this score on a text names a cause, and the exit code adds nothing
 WEAK = 24  # up to this score a text says less than the exit code
 HEALTHY, NOTHING, CONFIDENCE_IN_EARLIER_RUN = 0.9, 0.6, 0.9
@@ -174,6 +175,8 @@ def _first_failure(run: Run) -> Hit | None:
         candidates += [hit for hit in own if hit.number > run.ready]
     if not candidates:
         return None
+    # The kernel's word counts before everything that processes say of it.
+    candidates = [hit for hit in candidates if hit.meaning.weight >= KERNEL_SAYS] or candidates
     best = max(hit.score for hit in candidates)
     first = min((hit for hit in candidates if hit.score >= best - _WITHIN), key=lambda hit: (hit.number, -hit.score))
     return None if first.cause == "none" else first

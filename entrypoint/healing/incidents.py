@@ -29,7 +29,7 @@ _ADVICE = re.compile(
 )
 _TIMED = re.compile(r"\d\d:\d\d|pid=")  # a prefix that the engine's logger writes; anybody can begin with ERROR:
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[([EWIF])\d{3,4} ")
-_QUIET = {"DEBUG": "info", "INFO": "info", "WARN": "warning", "WARNING": "warning", "I": "info", "W": "warning"}
+_QUIET = {"DEBUG": "warning", "INFO": "info", "WARN": "warning", "WARNING": "warning", "I": "info", "W": "warning"}
 MESSAGE_LINES = 8  # further lines of one exception's message that are looked at together with it
 MESSAGE_CHARS = 1500
 FRAMES = 400  # of one traceback: recursion

@@ -237,13 +237,16 @@ def _area(incident: Incident) -> str | None:
 
 
 def _is_warning(incident: Incident, meaning: Meaning) -> bool:
-    """Whether the writer says that it goes on."""
+    """Whether the writer says that it goes on. One that calls it an error must say so in more than passing."""
     if incident.type or meaning.weight >= DECISIVE:
         return False
     quiet = incident.level == "warning" or (incident.level == "info" and "NCCL INFO" in incident.text)
     if quiet and not EXCEPTION.match(incident.text.strip()):
         return True
-    return catalogue().subject["warnings"].search(incident.text) is not None
+    subject = catalogue().subject
+    if subject["goes_on"].search(incident.text):
+        return True
+    return incident.level != "error" and subject["warnings"].search(incident.text) is not None
 
 
 def _subject(incident: Incident, meaning: Meaning, area: str | None) -> tuple[bool, bool]:
