@@ -14,7 +14,7 @@ from ..engine.lines import LONGEST, expand, unwrap
 from ..engine.log import mark_of
 from .areas import innermost, site_of
 from .causes import Meaning, Message, catalogue
-from .incidents import EXCEPTION, Incident, IncidentReader
+from .incidents import Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
 from .numbers import files_in, foreign, numbers_in
 
@@ -26,6 +26,7 @@ RUNS = 8  # that are kept of a log in which an engine was started again and agai
 SHAPES = 200_000  # after so many different lines their memory is dropped
 _DIGITS = str.maketrans("123456789", "000000000")
 _XID = re.compile(r"\bxid(?: ?\([^)]*\):| error| code|:)? (\d{1,3})\b", re.IGNORECASE)
+_EXCEPTION_INSIDE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|OutOfResources)\b: ")
 _KERNEL = re.compile(r"NVRM: |oom-kill|Out of memory: Kill|oom_reaper|invoked oom-killer")
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
 _RANK = re.compile(r"\b(?:[Rr]ank|scheduler)[ _=]?(\d+)\b")
@@ -240,8 +241,10 @@ def _is_warning(incident: Incident, meaning: Meaning) -> bool:
     """Whether the writer says that it goes on. One that calls it an error must say so in more than passing."""
     if incident.type or meaning.weight >= DECISIVE:
         return False
-    quiet = incident.level == "warning" or (incident.level == "info" and "NCCL INFO" in incident.text)
-    if quiet and not EXCEPTION.match(incident.text.strip()):
+    hang = meaning.cause.startswith(
+        "hang_"
+    )  # a hang is an observation: whoever waits does not know that it is an error
+    if incident.level in ("info", "warning") and not hang and not _EXCEPTION_INSIDE.search(incident.text):
         return True
     subject = catalogue().subject
     if subject["goes_on"].search(incident.text):

@@ -136,21 +136,16 @@ def test_every_raise_site_of_the_engine_has_a_cause_or_a_reasoned_default() -> N
     assert placed == total, left
 
 
-@pytest.mark.parametrize("half", [0, 1], ids=["tuned on", "never tuned on"])
-def test_public_reports(half: int) -> None:
-    """Accuracy on public reports, split by the hash of their source; the second half was never tuned on."""
-    import hashlib
-
-    reports = [
-        case
-        for case in CORPUS
-        if "source" in case and int(hashlib.sha256(case["source"].encode()).hexdigest(), 16) % 2 == half
-    ]
+@pytest.mark.parametrize("held_out", [False, True], ids=["tuned on", "held out"])
+def test_public_reports(held_out: bool) -> None:
+    """Accuracy on public reports; those that are held out were never tuned on."""
+    reports = [case for case in CORPUS if "source" in case and case.get("held_out", False) == held_out]
     wrong: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for case in reports:
         verdict = classify(case["text"].split("\n"))
         if verdict.cause not in (case["cause"], *case["also"]):
             wrong[case["cause"] == "none"].append((case["source"], verdict.cause))
     harmless = sum(case["cause"] == "none" for case in reports)
+    assert len(reports) > 20 and harmless >= 3
     assert len(wrong[False]) <= 0.08 * (len(reports) - harmless), wrong[False]
     assert len(wrong[True]) <= 0.05 * harmless + 1, wrong[True]
