@@ -1,6 +1,7 @@
-# The container door.
+# The container image.
 #   docker build -t relaunch:local .                           with the engine, about 11 GB
 #   docker build -t relaunch:plain --build-arg VARIANT=plain . without it: plan, doctor, weights, explain, gateway
+#   docker buildx bake engine plain warm                       all of them with their names (docker-bake.hcl)
 # No `# syntax=` line: the builder's own frontend does all that is used here, also without a registry.
 ARG VARIANT=engine
 
@@ -17,67 +18,110 @@ RUN --mount=type=bind,source=locks/dev.txt,target=/tmp/dev.txt \
     && python3 -m pip install --no-cache-dir --root-user-action=ignore --disable-pip-version-check \
         --require-hashes --no-deps --target /opt/tools -r /tmp/uv.txt
 
-FROM base AS plain
-# tini is pid 1: it forwards signals and reaps what `docker exec` and a killed supervisor leave behind, also where
-# no `init: true` exists (Podman, Kubernetes). The supervisor beneath it is a subreaper for its own tree.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends tini \
-    && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/*/*
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    --mount=type=bind,source=locks/runtime.txt,target=/tmp/lock.txt \
-    python3 -m venv --without-pip /opt/relaunch/venv \
-    && /opt/tools/bin/uv pip install --python /opt/relaunch/venv/bin/python --no-cache \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
+# Debian's packages, once for either variant. tini is pid 1: it forwards signals and reaps what `docker exec` and a killed
+# supervisor leave behind, also where no `init: true` exists (Podman, Kubernetes). g++: FlashInfer, sglang and Triton
+# compile kernels at run time. libnuma1: the engine binds ranks to NUMA nodes.
+# Versions are not pinned: Debian removes superseded ones from its mirrors, and a pin would break the build with the next
+# security fix. DEBIAN_MIRROR names another mirror, or the same one as it was on a day (a snapshot archive keeps every
+# day under an address of its own): then two builds install the same versions. What was installed stands in the SBOM.
+FROM base AS system
+ARG VARIANT
+ARG DEBIAN_MIRROR=
+# hadolint ignore=DL3008,SC2086,SC1091
+RUN if [ -n "${DEBIAN_MIRROR}" ]; then \
+        rm -rf /etc/apt/sources.list /etc/apt/sources.list.d \
+        && . /etc/os-release \
+        && echo "deb [check-valid-until=no] ${DEBIAN_MIRROR} ${VERSION_CODENAME} main" > /etc/apt/sources.list; \
+    fi \
+    && packages=tini \
+    && if [ "${VARIANT}" = engine ]; then packages="tini g++ libnuma1"; fi \
+    && apt-get update \
+    && apt-get install -y --no-install-recommends ${packages} \
+    && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/*/* \
+    && python3 -m venv --without-pip /opt/relaunch/venv \
     && echo /opt/relaunch/app > /opt/relaunch/venv/lib/python3.12/site-packages/relaunch.pth \
-    && mkdir /opt/relaunch/locks && cp /tmp/lock.txt /opt/relaunch/locks/runtime.txt
+    && mkdir /opt/relaunch/locks
 
-FROM base AS engine
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# g++: FlashInfer, sglang and Triton compile kernels at run time. libnuma1: the engine binds ranks to NUMA nodes.
-# Versions are not pinned: Debian removes superseded ones from its mirrors, and a pin would break the build with
-# the next security fix. What was installed stands in the SBOM.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends tini g++ libnuma1 \
-    && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/*/*
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
-    python3 -m venv --without-pip /opt/relaunch/venv \
-    && /opt/tools/bin/uv pip install --python /opt/relaunch/venv/bin/python --no-cache \
+# Packages come through a cache of the builder's: a changed lock downloads what changed. They are copied, because the
+# cache is another file system.
+FROM system AS plain
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,source=locks/runtime.txt,target=/tmp/lock.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
         --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
-    && echo /opt/relaunch/app > /opt/relaunch/venv/lib/python3.12/site-packages/relaunch.pth \
-    && mkdir /opt/relaunch/locks && cp /tmp/lock.txt /opt/relaunch/locks/engine.txt
+    && cp /tmp/lock.txt /opt/relaunch/locks/runtime.txt
+
+# The engine's lock in the order of how seldom its parts change, a layer each: CUDA's libraries, torch with what is built
+# against it, everything else, and at last the engine with its kernels. A new engine rebuilds and moves the last layer
+# (2 GB of 9.5), and pulls fetch all four side by side.
+FROM base AS parts
+RUN --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
+    awk 'BEGIN { part = "rest" } \
+        /^[a-z0-9]/ { part = "rest" } \
+        /^nvidia-(cu[^t]|nccl|nv)/ { part = "cuda" } \
+        /^(torch|torch[a-z]+|triton)==/ { part = "torch" } \
+        /^(sglang|sgl-|flashinfer|nvidia-cutlass)/ { part = "engine" } \
+        { print > ("/tmp/" part ".txt") }' /tmp/lock.txt
+
+FROM system AS engine
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=parts,source=/tmp/cuda.txt,target=/tmp/cuda.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/cuda.txt
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=parts,source=/tmp/torch.txt,target=/tmp/torch.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/torch.txt
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=parts,source=/tmp/rest.txt,target=/tmp/rest.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/rest.txt
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=parts,source=/tmp/engine.txt,target=/tmp/engine.txt \
+    --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
+        --require-hashes --no-deps --compile-bytecode -r /tmp/engine.txt \
+    && cp /tmp/lock.txt /opt/relaunch/locks/engine.txt
 # The wheels' compiler and headers in the layout that FlashInfer expects, and a look into every installed binary:
 # is there code for this GPU, and do nvcc and the headers agree? A change elsewhere in entrypoint/ repeats neither.
 ARG SM=120
-RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
-    PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_cuda.home /opt/relaunch/cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_kernels \
+    PYTHONPATH=/tmp/build /opt/relaunch/venv/bin/python -m relaunch_kernels.cuda_home /opt/relaunch/cuda \
     && CUDA_HOME=/opt/relaunch/cuda PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 \
-        /opt/relaunch/venv/bin/python -m relaunch_cuda.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
+        /opt/relaunch/venv/bin/python -m relaunch_kernels.binaries "${SM}" "/opt/relaunch/binaries-sm${SM}.json"
 ENV CUDA_HOME=/opt/relaunch/cuda
 # Kernels compiled ahead: WARM=all or names of `relaunch warm` (minutes to an hour of compilers). They are copied
 # into the cache volume at the first start.
 ARG WARM=
 ARG WARM_JOBS=
-RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_cuda \
+RUN --mount=type=bind,source=entrypoint/kernels,target=/tmp/build/relaunch_kernels \
     if [ -n "${WARM}" ]; then \
-        PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 /opt/relaunch/venv/bin/python -m relaunch_cuda.bake \
+        PYTHONPATH=/tmp/build PYTHONDONTWRITEBYTECODE=1 /opt/relaunch/venv/bin/python -m relaunch_kernels.precompile \
             "${SM}" /var/cache/relaunch /opt/relaunch/warm "${WARM}" ${WARM_JOBS:+"${WARM_JOBS}"}; \
     fi
 
-# What is inside, readable without starting it; a test holds these to locks/engine.txt.
-LABEL relaunch.engine.sglang="0.5.23" \
-      relaunch.engine.torch="2.14.1" \
-      relaunch.engine.flashinfer-python="0.7.2" \
-      relaunch.lock="sha256:6e50067f6438aacbc99b7fd7cb43bd265e4d6288bc2f798cd072ca6a279f1ab0"
+# What is inside, readable without starting it; a test holds the defaults to locks/engine.txt.
+ARG SGLANG=0.5.23
+ARG TORCH=2.14.1
+ARG FLASHINFER=0.7.2
+ARG LOCK=sha256:5881e0028b3df8b73d880c07b4f41833285f7e890677b408167a63a9fa506c0d
+LABEL relaunch.engine.sglang="${SGLANG}" \
+      relaunch.engine.torch="${TORCH}" \
+      relaunch.engine.flashinfer-python="${FLASHINFER}" \
+      relaunch.lock="${LOCK}"
 
 # hadolint ignore=DL3006
 FROM ${VARIANT} AS image
 # The gateway's router, beside either: about 90 MB, and 15 MB that the plain image lacks.
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+RUN --mount=type=cache,target=/tmp/uv \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,source=locks/gateway.txt,target=/tmp/lock.txt \
-    /opt/tools/bin/uv pip install --python /opt/relaunch/venv/bin/python --no-cache \
+    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
         --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/gateway.txt
 # Any uid may run this: HOME is the cache volume, and what the volumes start from is writable by all.

@@ -52,9 +52,15 @@
 
       nixosModules.default = import ./nix/module.nix;
 
-      overlays.default = final: _: {
-        relaunch = (import ./nix { pkgs = final; }).complete;
-        relaunch-plain = (import ./nix { pkgs = final; }).plain;
-      };
+      overlays.default =
+        final: _:
+        let
+          offered = import ./nix { pkgs = final; };
+        in
+        {
+          relaunch = offered.complete;
+          relaunch-plain = offered.plain;
+          relaunch-gateway = offered.gateway;
+        };
     };
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
-from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected
+from .errors import EXIT_OK, EXIT_STATE_IN_USE, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected, refused
 
 if TYPE_CHECKING:
     from .config.settings import Loaded
@@ -27,14 +28,27 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"relaunch: {message}; see {self.prog} --help\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            near = difflib.get_close_matches(str(value), known, 1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            name = str(action.metavar or action.dest).lower()
+            self.exit(EXIT_USAGE, f"relaunch: {name} {value!r} is not known; {hint}\n")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
-    if (sys.argv[1:] if argv is None else list(argv))[:1] in (["serve"], ["gateway"]):
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] in (["serve"], ["gateway"]):
         # Nothing runs yet: a stop this early has nothing to drain.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_OK))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    arguments = parser.parse_args(words)
     handler: Handler = arguments.handler
     try:
         code = handler(arguments)
@@ -49,10 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _refuse(Stop("disk_full", "no space left where the answer is written", "make room there"))
+        return _refuse(_refusal(error))
 
 
 def _refuse(stop: Stop) -> int:
@@ -63,6 +74,23 @@ def _refuse(stop: Stop) -> int:
     scrub = from_environment(os.environ, SECRETS)
     print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
     return stop.exit_code
+
+
+def _refusal(error: OSError) -> Stop:
+    """Return the Stop for an operating system error that nothing nearer to it has named, with the setting that chose
+    the path. Raises the error itself when it concerns no path."""
+    from .config import loading
+
+    if error.filename is not None:
+        try:
+            places = loading.places(loading.load().settings, os.environ)
+        except Stop:  # whatever is wrong with the settings, the path is wrong too
+            places = {}
+        return refused(error, places)
+    if error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Stop("disk_full", "no space left where the answer is written", "make room there")
 
 
 def _parser() -> _Parser:
@@ -82,8 +110,14 @@ def _parser() -> _Parser:
         return sub
 
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
-    verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
-    verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
+    gateway = verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
+    gateway.add_argument("--check", action="store_true", help="read the settings and refuse bad ones; start nothing")
+    waiting = verb("wait", _wait, "until the model is served, saying where the start stands", with_json=False)
+    waiting.add_argument("--installing", type=Path, help=argparse.SUPPRESS)
+    plan = verb(
+        "plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing"
+    )
+    plan.add_argument("--engine", action="store_true", help="ask the installed engine whether it accepts the plan")
     weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
@@ -104,7 +138,11 @@ def _parser() -> _Parser:
     warm.add_argument("names", nargs="*", metavar="KERNEL", help="only these; default: all that the plan's route uses")
     verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
     report = verb("report", _report, "one archive for whoever is to help: no secrets, no prompts", with_json=False)
-    report.add_argument("-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
+    )
+    test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
+    test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
     shell.add_argument("shell", choices=["bash", "zsh", "fish"])
     return parser
@@ -113,9 +151,9 @@ def _parser() -> _Parser:
 def _with_preset(loaded: Loaded) -> Loaded:
     """``loaded`` with the preset that suits this host where neither a preset nor a model is set. Raises Stop (78)."""
     from .config import loading
-    from .host import inventory
+    from .host import discover
 
-    box = inventory.current(loaded.settings.gpu_inventory, os.environ)
+    box = discover.current(loaded.settings.gpu_inventory, os.environ)
     return loading.resolve_preset(loaded, len(box.gpus), recorded=box.recorded)
 
 
@@ -135,17 +173,35 @@ def _serve(_: argparse.Namespace) -> int:
     return serve.run(loaded, os.environ, make, terminal.header)
 
 
-def _gateway(_: argparse.Namespace) -> int:
+def _gateway(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .gateway import gateway
+    from .gateway import gateway, replicas
 
-    return gateway.run(loading.load(), os.environ)
+    loaded = loading.load()
+    if arguments.check:
+        replicas.parse(loaded.settings.replicas)
+        return EXIT_OK
+    return gateway.run(loaded, os.environ)
+
+
+def _wait(arguments: argparse.Namespace) -> int:
+    from .ui import wait
+
+    return wait.run(os.environ, arguments.installing)
+
+
+def _test(_: argparse.Namespace) -> int:
+    raise config_rejected("the tests belong to a clone of the repository", "run ./relaunch test in one")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     from .supervisor.planning import plan_document
 
-    document, code = plan_document(os.environ)
+    document, code = plan_document(
+        os.environ,
+        lambda text: print(f"relaunch: {text}", file=sys.stderr, flush=True),
+        ask_engine=arguments.engine,
+    )
     if arguments.json:
         _print(document)
     else:
@@ -159,10 +215,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _weights(arguments: argparse.Namespace) -> int:
     from .config import loading
+    from .ui import weights_progress
     from .weights import commands
 
     loaded = _with_preset(loading.load())
-    document, code = commands.run(arguments.action, loaded, full=arguments.full)
+    with weights_progress.reporting() as on_progress:
+        document, code = commands.run(arguments.action, loaded, full=arguments.full, on_progress=on_progress)
     if arguments.json:
         _print(document)
     else:
@@ -220,6 +278,8 @@ def _history(arguments: argparse.Namespace) -> int:
     state_dir = loading.load().settings.state_dir
     if state_dir.exists() and not state_dir.is_dir():
         raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
+    if os.path.lexists(state_dir):
+        os.scandir(state_dir).close()  # one that may not be read is not an empty one
     document = history(state_dir)
     if arguments.json:
         _print(document)
@@ -232,9 +292,9 @@ def _history(arguments: argparse.Namespace) -> int:
 
 def _hardware(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .host import inventory
+    from .host import discover
 
-    box = inventory.current(loading.load().settings.gpu_inventory, os.environ)
+    box = discover.current(loading.load().settings.gpu_inventory, os.environ)
     if arguments.json:
         _print(box.document())
     else:
@@ -248,10 +308,16 @@ def _reset(arguments: argparse.Namespace) -> int:
     import shutil
 
     from .config import loading
-    from .state.files import Lock
+    from .state.lock import Lock
 
     settings = loading.load().settings
-    # A running supervisor would write back what is removed here.
+    if (pid := Lock.owner(settings.state_dir)) is not None:
+        raise Stop(
+            "config_rejected",
+            f"supervisor {pid} serves on RELAUNCH_STATE_DIR={settings.state_dir} and would write back what is removed",
+            "stop it first (Ctrl-C, or SIGTERM), then reset and start it again",
+            exit_code=EXIT_STATE_IN_USE,
+        )
     lock = Lock(settings.state_dir)
     lock.acquire()
     try:
@@ -285,7 +351,7 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 def _restart(_: argparse.Namespace) -> int:
     from .config import loading
-    from .state.files import Lock
+    from .state.lock import Lock
 
     state_dir = loading.load().settings.state_dir
     pid = Lock.owner(state_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from .units import format_bytes
@@ -51,9 +52,9 @@ class Stop(Exception):
         self.exit_code = exit_code if exit_code is not None else EXIT_BY_CAUSE.get(cause, EXIT_CONFIG)
 
     def line(self) -> str:
-        """Return the whole refusal as one line."""
+        """Return the whole refusal as one line that a terminal only shows: names in it may come from a checkpoint."""
         text = f"{self.message}; {self.next_step}" if self.next_step else self.message
-        return " ".join(text.split())
+        return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def config_rejected(message: str, next_step: str = "") -> Stop:
@@ -75,6 +76,16 @@ def from_os_error(error: OSError, path: Path, setting: str) -> Stop:
     return _about_the_place(error, path, setting) or unreadable(
         f"{path}: {error.strerror or type(error).__name__}", f"check {setting}"
     )
+
+
+def refused(error: OSError, places: Mapping[str, str | Path]) -> Stop:
+    """Return the Stop for an error at the path that it carries. ``places``: the paths that a person has chosen, by the
+    variable that names them; the longest one that the path lies in is named."""
+    path = Path(os.path.abspath(os.fsdecode(error.filename)))
+    above = {name: os.path.abspath(place) for name, place in places.items()}
+    near = [name for name, place in above.items() if path.is_relative_to(place)]
+    setting = max(near, key=lambda name: len(above[name]), default="the command line")
+    return from_os_error(error, path, setting)
 
 
 def unwritable(setting: str, directory: Path, error: OSError) -> Stop:

@@ -1,8 +1,9 @@
-"""Durations and sizes as people write them: ``30``, ``30s``, ``5m``; ``8GiB``, ``512MiB``."""
+"""Durations, sizes and times as people write them: ``30``, ``30s``, ``5m``; ``8GiB``, ``512MiB``; RFC 3339."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -21,6 +22,11 @@ _BYTES = {
     "tb": 10**12,
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def utc(timestamp: float) -> str:
+    """Seconds since the epoch as RFC 3339 in UTC, with milliseconds."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_duration(text: str | int | float) -> float:

@@ -15,7 +15,6 @@ let
     cp -r ${../locks} $out/locks
     cp -r ${../tests} $out/tests
     cp ${../pyproject.toml} $out/pyproject.toml
-    exit 0
   '';
 
   evaluated = nixpkgs.lib.nixosSystem {
@@ -40,11 +39,22 @@ let
           secrets.api_key = "/run/keys/relaunch-api-key";
           secrets.hf_token = "/run/keys/hf-token";
           environment.NCCL_P2P_LEVEL = "SYS";
+          gateway = {
+            enable = true;
+            package = ours.plain;
+            openFirewall = true;
+            settings = {
+              replicas = "box-1,box-2";
+              port = 9000;
+            };
+            secrets.api_key = "/run/keys/relaunch-api-key";
+          };
         };
       }
     ];
   };
   unit = evaluated.config.systemd.units."relaunch.service".text;
+  gateway = evaluated.config.systemd.units."relaunch-gateway.service".text;
   ports = toString evaluated.config.networking.firewall.allowedTCPPorts;
 
   expressions = builtins.filter (file: lib.hasSuffix ".nix" (toString file)) (
@@ -58,38 +68,44 @@ in
     chmod -R u+w source
     cd source
     export HOME=$TMPDIR PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD
-    ${ours.development}/bin/python -P -m pytest -q -p no:cacheprovider -m "not engine and not doors" \
-      tests/plan tests/healing tests/test_settings.py | tee $out
-    exit 0
+    ${ours.development}/bin/python -P -m pytest -q -p no:cacheprovider -m "not engine and not packaging" \
+      tests/plan tests/healing tests/config | tee $out
   '';
 
   # The command that this door would start is the one that the sources say, for a GPU box and for the rehearsal.
   argv = runCommand "relaunch-argv" { } ''
     export HOME=$TMPDIR PYTHONDONTWRITEBYTECODE=1
     ${ours.development}/bin/python -P ${./argv.py} ${source} ${ours.plain}/bin/relaunch > $out
-    exit 0
   '';
 
-  # The module evaluates; the unit says what must not be lost.
+  # The module evaluates; the units say what must not be lost.
   module =
     runCommand "relaunch-module"
       {
-        inherit unit;
-        passAsFile = [ "unit" ];
+        inherit unit gateway;
+        passAsFile = [
+          "unit"
+          "gateway"
+        ];
       }
       ''
         mkdir $out
         cp $unitPath $out/relaunch.service
-        while read -r line; do
-          grep -qxF -- "$line" $out/relaunch.service || { echo "the unit lacks: $line"; exit 1; }
-        done < ${./unit.expected}
-        case " ${ports} " in *" 8000 "*) ;; *) echo "the firewall opens: ${ports}"; exit 1 ;; esac
-        exit 0
+        cp $gatewayPath $out/relaunch-gateway.service
+        expect() {
+          while read -r line; do
+            grep -qxF -- "$line" "$1" || { echo "$1 lacks: $line"; exit 1; }
+          done < "$2"
+        }
+        expect $out/relaunch.service ${./unit.expected}
+        expect $out/relaunch-gateway.service ${./gateway.expected}
+        for port in 8000 9000; do
+          case " ${ports} " in *" $port "*) ;; *) echo "the firewall opens: ${ports}"; exit 1 ;; esac
+        done
       '';
 
   formatting = runCommand "relaunch-formatting" { nativeBuildInputs = [ pkgs.nixfmt ]; } ''
     nixfmt --check ${lib.concatMapStringsSep " " (file: "${file}") expressions}
     touch $out
-    exit 0
   '';
 }

@@ -6,7 +6,6 @@
 }:
 runCommand "relaunch-cuda" { nativeBuildInputs = [ stdenv.cc ]; } ''
   mkdir -p build $out
-  cp -r ${../entrypoint/kernels} build/relaunch_cuda
-  PYTHONPATH=build PYTHONDONTWRITEBYTECODE=1 ${engine}/bin/python -m relaunch_cuda.home $out/home
-  exit 0
+  cp -r ${../entrypoint/kernels} build/relaunch_kernels
+  PYTHONPATH=build PYTHONDONTWRITEBYTECODE=1 ${engine}/bin/python -m relaunch_kernels.cuda_home $out/home
 ''

@@ -53,5 +53,4 @@ runCommand name
     python3.12 ${./interpreters.py} $out ${stdenv.cc.bintools.dynamicLinker} ${libraries}
     export LD_LIBRARY_PATH=${libraries} PYTHONDONTWRITEBYTECODE=1
     $out/bin/python -P -c "import ${lib.concatStringsSep ", " imports}"
-    exit 0
   ''

@@ -41,22 +41,23 @@ let
   # systemd expands specifiers in Environment=: a value of ours means itself.
   literal = value: builtins.replaceStrings [ "%" ] [ "%%" ] (written value);
 
-  given = lib.filterAttrs (_: value: value != null) cfg.settings;
-  secrets = lib.filterAttrs (_: path: path != null) cfg.secrets;
   # The hub's client has a name of its own for a token in a file.
   secretVariable = name: if name == "hf_token" then "HF_TOKEN_PATH" else "${variable name}_FILE";
-in
-{
-  options.services.relaunch = {
-    enable = lib.mkEnableOption "relaunch, which serves one model with sglang and keeps it served";
 
-    package = mkOption {
-      type = types.package;
-      default = (import ./. { inherit pkgs; }).complete;
-      defaultText = lib.literalExpression "relaunch with its engine";
-      description = "The package that provides `bin/relaunch`.";
-    };
+  # What the options of a service put into its environment, and where systemd reads its secrets.
+  secretsOf = service: lib.filterAttrs (_: path: path != null) service.secrets;
+  environmentOf =
+    service:
+    lib.mapAttrs (_: literal) service.environment
+    // lib.mapAttrs' (name: value: lib.nameValuePair (variable name) (literal value)) (
+      lib.filterAttrs (_: value: value != null) service.settings
+    )
+    // lib.mapAttrs' (name: _: lib.nameValuePair (secretVariable name) "%d/${name}") (secretsOf service);
+  credentialsOf = service: lib.mapAttrsToList (name: path: "${name}:${path}") (secretsOf service);
+  portOf = service: if service.settings.port == null then 30000 else service.settings.port;
 
+  # Options that both services have.
+  common = {
     settings = lib.mapAttrs option plain;
 
     secrets =
@@ -85,6 +86,53 @@ in
       description = "Further variables for relaunch and its engine: `NCCL_*`, `SGLANG_*`, `HF_*`, `CUDA_VISIBLE_DEVICES`.";
     };
 
+    openFirewall = mkOption {
+      type = types.bool;
+      default = false;
+      description = "Open the port of the endpoint. The control port stays closed.";
+    };
+  };
+
+  # What confines both services.
+  confined = {
+    DynamicUser = true;
+    TasksMax = "infinity";
+    DevicePolicy = "closed";
+    LockPersonality = true;
+    NoNewPrivileges = true;
+    PrivateTmp = true;
+    ProtectClock = true;
+    ProtectControlGroups = true;
+    ProtectHome = true;
+    ProtectHostname = true;
+    ProtectKernelModules = true;
+    ProtectKernelTunables = true;
+    ProtectSystem = "strict";
+    # NETLINK: NCCL lists the interfaces.
+    RestrictAddressFamilies = [
+      "AF_INET"
+      "AF_INET6"
+      "AF_UNIX"
+      "AF_NETLINK"
+    ];
+    RestrictNamespaces = true;
+    RestrictRealtime = true;
+    RestrictSUIDSGID = true;
+    SystemCallArchitectures = "native";
+    UMask = "0077";
+  };
+in
+{
+  options.services.relaunch = common // {
+    enable = lib.mkEnableOption "relaunch, which serves one model with sglang and keeps it served";
+
+    package = mkOption {
+      type = types.package;
+      default = (import ./. { inherit pkgs; }).complete;
+      defaultText = lib.literalExpression "relaunch with its engine";
+      description = "The package that provides `bin/relaunch`.";
+    };
+
     weightsDirectory = mkOption {
       type = types.str;
       default = "/var/cache/relaunch/huggingface";
@@ -97,32 +145,40 @@ in
       description = "Once serving: no sign of life from the supervisor's loop for this long, and systemd restarts it.";
     };
 
-    openFirewall = mkOption {
+    kernelLog = mkOption {
       type = types.bool;
-      default = false;
-      description = "Open the port of the endpoint. The control port stays closed.";
+      default = true;
+      description = "Let the service read the kernel's log (`CAP_SYSLOG`, `/dev/kmsg`): GPU errors (Xid) and out-of-memory kills are then evidence for why the engine ended. Without it such an end is named by what the engine wrote alone.";
+    };
+
+    gateway = common // {
+      enable = lib.mkEnableOption "relaunch's gateway: one address for several replicas (`settings.replicas`)";
+
+      package = mkOption {
+        type = types.package;
+        default = (import ./. { inherit pkgs; }).gateway;
+        defaultText = lib.literalExpression "relaunch with its router, without the engine";
+        description = "The package that provides `bin/relaunch`.";
+      };
     };
   };
 
-  config = lib.mkIf cfg.enable {
-    systemd.services.relaunch = {
+  config = {
+    systemd.services.relaunch = lib.mkIf cfg.enable {
       description = "relaunch: one model served with sglang";
       wantedBy = [ "multi-user.target" ];
       wants = [ "network-online.target" ];
       after = [ "network-online.target" ];
 
-      environment =
-        {
-          HOME = "/var/cache/relaunch";
-          HF_HOME = cfg.weightsDirectory;
-          RELAUNCH_STATE_DIR = "/var/lib/relaunch";
-          RELAUNCH_CACHE_DIR = "/var/cache/relaunch";
-        }
-        // lib.mapAttrs (_: literal) cfg.environment
-        // lib.mapAttrs' (name: value: lib.nameValuePair (variable name) (literal value)) given
-        // lib.mapAttrs' (name: _: lib.nameValuePair (secretVariable name) "%d/${name}") secrets;
+      environment = {
+        HOME = "/var/cache/relaunch";
+        HF_HOME = cfg.weightsDirectory;
+        RELAUNCH_STATE_DIR = "/var/lib/relaunch";
+        RELAUNCH_CACHE_DIR = "/var/cache/relaunch";
+      }
+      // environmentOf cfg;
 
-      serviceConfig = {
+      serviceConfig = confined // {
         Type = "notify";
         NotifyAccess = "main";
         ExecStart = "${cfg.package}/bin/relaunch serve";
@@ -140,61 +196,67 @@ in
         # Causes that no restart can cure.
         RestartPreventExitStatus = "64 65 66 70 73 77 78";
 
-        DynamicUser = true;
         StateDirectory = "relaunch";
         CacheDirectory = "relaunch";
         WorkingDirectory = "/var/lib/relaunch";
-        LoadCredential = lib.mapAttrsToList (name: path: "${name}:${path}") secrets;
+        LoadCredential = credentialsOf cfg;
 
         # Pinned host memory for transfers, and one descriptor a shard and a connection.
         LimitMEMLOCK = "infinity";
         LimitNOFILE = 1048576;
-        TasksMax = "infinity";
 
-        CapabilityBoundingSet = "";
-        DevicePolicy = "closed";
+        # The kernel's log says which GPU failed (Xid) and what ran out of memory; nothing else needs a capability.
+        CapabilityBoundingSet = lib.optionalString cfg.kernelLog "CAP_SYSLOG";
+        AmbientCapabilities = lib.optionalString cfg.kernelLog "CAP_SYSLOG";
+        ProtectKernelLogs = !cfg.kernelLog;
         DeviceAllow = [
-          "char-nvidia rw"
-          "char-nvidiactl rw"
-          "char-nvidia-caps rw"
-          "char-nvidia-frontend rw"
-          "char-nvidia-uvm rw"
-        ];
-        LockPersonality = true;
+          # Every node of the driver; InfiniBand and RoCE between several hosts.
+          "char-nvidia* rw"
+          "char-infiniband* rw"
+        ]
+        ++ lib.optional cfg.kernelLog "/dev/kmsg r";
         # Kernels are compiled and mapped while it runs.
         MemoryDenyWriteExecute = false;
-        NoNewPrivileges = true;
-        PrivateTmp = true;
-        ProtectClock = true;
-        ProtectControlGroups = true;
-        ProtectHome = true;
-        ProtectHostname = true;
-        ProtectKernelLogs = true;
-        ProtectKernelModules = true;
-        ProtectKernelTunables = true;
-        ProtectSystem = "strict";
-        # NETLINK: NCCL lists the interfaces.
-        RestrictAddressFamilies = [
-          "AF_INET"
-          "AF_INET6"
-          "AF_UNIX"
-          "AF_NETLINK"
-        ];
-        RestrictNamespaces = true;
-        RestrictRealtime = true;
-        RestrictSUIDSGID = true;
-        SystemCallArchitectures = "native";
         # @debug: the stacks of a hung engine are read with ptrace.
         SystemCallFilter = [
           "@system-service"
           "@debug"
         ];
-        UMask = "0077";
       };
     };
 
-    networking.firewall = lib.mkIf cfg.openFirewall {
-      allowedTCPPorts = [ (if cfg.settings.port == null then 30000 else cfg.settings.port) ];
+    systemd.services.relaunch-gateway = lib.mkIf cfg.gateway.enable {
+      description = "relaunch: one address for several replicas";
+      wantedBy = [ "multi-user.target" ];
+      wants = [ "network-online.target" ];
+      after = [ "network-online.target" ];
+
+      environment = {
+        HOME = "/var/lib/relaunch-gateway";
+        RELAUNCH_STATE_DIR = "/var/lib/relaunch-gateway";
+      }
+      // environmentOf cfg.gateway;
+
+      serviceConfig = confined // {
+        ExecStart = "${cfg.gateway.package}/bin/relaunch gateway";
+        TimeoutStopSec = "3min";
+        KillMode = "mixed";
+        Restart = "on-failure";
+        RestartSec = "5s";
+        # A wrong setting, which no restart can cure.
+        RestartPreventExitStatus = "64 78";
+        StateDirectory = "relaunch-gateway";
+        WorkingDirectory = "/var/lib/relaunch-gateway";
+        LoadCredential = credentialsOf cfg.gateway;
+        LimitNOFILE = 1048576;
+        CapabilityBoundingSet = "";
+        ProtectKernelLogs = true;
+        SystemCallFilter = [ "@system-service" ];
+      };
     };
+
+    networking.firewall.allowedTCPPorts =
+      lib.optional (cfg.enable && cfg.openFirewall) (portOf cfg)
+      ++ lib.optional (cfg.gateway.enable && cfg.gateway.openFirewall) (portOf cfg.gateway);
   };
 }

@@ -34,5 +34,4 @@ runCommand "relaunch-${version}"
       -e 's|@path@|${path}|' -e 's|@libraries@|${environment.libraries}|' \
       -e 's|@cuda@|${if cuda == null then "" else "${cuda}/home"}|' ${./launch.sh} > $out/bin/relaunch
     chmod 755 $out/bin/relaunch
-    exit 0
   ''

@@ -63,7 +63,8 @@ _SWA_BY_LAYER_TYPES = {
 }
 _SENSES = re.compile(r"vision|audio|visual|image|speech")
 _LARGEST = 1 << 48
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+MOST_LAYERS = 4096  # more are no model; tensors are generated one layer at a time
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 _BIASED = {"Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"}
 _ITEMSIZE = {"float64": 8, "float32": 2, "float16": 2, "half": 2, "bfloat16": 2, "float": 2}
 
@@ -146,7 +147,7 @@ def lacks(config: Mapping[str, Any], architecture: str) -> str | None:
     if not architecture:
         return "architectures"
     nested = [part for key, part in config.items() if isinstance(part, Mapping) and not _SENSES.search(key)]
-    has = any(whole(part, *_LAYERS) for part in (text_config(config), config, *nested))
+    has = any(whole(part, *LAYER_KEYS) for part in (text_config(config), config, *nested))
     return None if has else "num_hidden_layers"
 
 
@@ -170,7 +171,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
     """The geometry that ``config`` (config.json) describes."""
     text = text_config(config)
     family = FAMILIES.get(architecture, "")
-    layers = min(4096, whole(text, *_LAYERS, default=1))
+    layers = min(MOST_LAYERS, whole(text, *LAYER_KEYS, default=1))
     hidden = whole(text, "hidden_size", "n_embd", "d_model", default=1024)
     heads = whole(text, "num_attention_heads", "n_head", default=max(1, hidden // 128))
     kv_lora = whole(text, "kv_lora_rank")
@@ -192,7 +193,9 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         kv_heads=min(heads, whole(text, "num_key_value_heads", "num_kv_heads", default=heads)),
         head_dim=head_dim,
         v_head_dim=whole(text, "v_head_dim", default=head_dim),
-        intermediate=whole(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        intermediate=whole(
+            text, "intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden
+        ),
         vocab=whole(text, "vocab_size", default=32000),
         max_position=max_position(text),
         rotary_dim=rope if kv_lora else whole(text, "rotary_dim", default=int(head_dim * partial)),
@@ -210,7 +213,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         shared_intermediate=whole(text, "shared_expert_intermediate_size")
         or whole(text, "n_shared_experts") * moe_intermediate,
         moe_layers=_moe_layers(text, layers) if experts else frozenset(),
-        nextn=whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        nextn=min(MOST_LAYERS, whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")),
         dsa=dsa,
         index_heads=whole(text, "index_n_heads"),
         index_head_dim=whole(text, "index_head_dim"),
@@ -237,7 +240,7 @@ def _vision(vision: Any) -> tuple[int, ...]:
     patch = whole(vision, "in_channels", default=3) * whole(vision, "temporal_patch_size", default=2)
     merge = whole(vision, "spatial_merge_size", default=2)
     return (
-        whole(vision, "depth"),
+        min(MOST_LAYERS, whole(vision, "depth")),
         wide,
         whole(vision, "intermediate_size", default=4 * wide),
         patch * whole(vision, "patch_size", default=16) ** 2,
@@ -280,7 +283,8 @@ def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
     """Layers whose MLP is a mixture (deepseek_v2.py, qwen3_moe.py, glm4_moe.py)."""
     first = int(number(text.get("first_k_dense_replace"), 0))
     every = int(number(text.get("moe_layer_freq"), 1)) or 1
-    step = int(number(text.get("decoder_sparse_step"), 1)) or 1
+    # interleave_moe_layer_step: models/llama4.py
+    step = int(number(text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step"), 1)) or 1
     dense = text.get("mlp_only_layers")
     only = {x for x in dense if isinstance(x, int)} if isinstance(dense, list) else set()
     return frozenset(i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unreadable
-from . import geometry, shards, tensors
+from . import consistency, engine_models, geometry, shards, tensors
 from .safetensors import TensorGroups
 
+LARGEST_JSON = 64 << 20
 _REPAIR = "fetch it again with `relaunch weights repair`"
 
 
@@ -82,14 +83,20 @@ def assemble(
     path: Path | None,
 ) -> Checkpoint:
     """Return a checkpoint from what was read here or from the hub. ``found`` None: no shards, tensors generated.
-    Raises Stop (66) when ``config`` names no architecture or no number of layers."""
+    Raises Stop (66) when ``config`` says too little, or what the tensors contradict."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     architecture = first if isinstance(first, str) else ""
+    config = engine_models.completed(config)
     lacking = geometry.lacks(config, architecture)
     if lacking:
         raise unreadable(f"{model}: its config.json lacks {lacking}: nothing can be planned for it", _REPAIR)
+    problem = consistency.unusable_config(config, architecture)
     quantization = tensors.config_quantization(config) or separate_quantization
+    if found is not None and problem is None:
+        problem = consistency.contradiction(config, architecture, quantization, found)
+    if problem:
+        raise unreadable(f"{model}: its config.json {problem}", "give a directory whose files belong together")
     if found is not None:
         groups = tuple(Group(name, dtype, shape, n, size) for (name, dtype, shape), (n, size) in found.counts.items())
     else:
@@ -104,6 +111,8 @@ def assemble(
 def read_json(path: Path, fix: str) -> dict[str, Any]:
     """Return the JSON object in a file. Raises Stop (66), with ``fix`` as the next step when it cannot be read."""
     try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise unreadable(f"{path} is larger than any configuration", _REPAIR)
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(f"{path} cannot be read: {error.strerror}", fix) from None

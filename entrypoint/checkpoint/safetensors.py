@@ -43,7 +43,17 @@ DTYPE_BITS = {
     "C64": 64,
 }
 
-_ENTRY = re.compile(rb'"([^"]+)":\s*\{"dtype":\s*"(\w+)",\s*"shape":\s*\[([\d, ]*)\],\s*"data_offsets":')
+# Far above what any model has; what is beyond is refused before it costs time.
+MOST_DIMENSIONS = 64
+LARGEST_DIMENSION = 1 << 48
+MOST_DIGITS = 14  # of a dimension below that
+LARGEST_TENSOR = 1 << 60  # bytes
+LONGEST_NAME = 1024
+MOST_GROUPS = 500_000
+
+_ENTRY = re.compile(
+    rb'"([^"]{1,1024})":\s*\{"dtype":\s*"(\w{1,16})",\s*"shape":\s*\[([\d, ]{0,400})\],\s*"data_offsets":'
+)
 _EXPERT = re.compile(rb"\.experts\.\d+\.")
 _EXPERT_NAME = re.compile(r"\.experts\.\d+\.")
 
@@ -92,15 +102,17 @@ def check_file(path: Path) -> set[str]:
         end = 0
         for (begin, finish), name in sorted((row["data_offsets"], name) for name, row in header.items()):
             row = header[name]
+            if len(row["shape"]) > MOST_DIMENSIONS or len(name) > LONGEST_NAME:
+                _check_tensor(name, row["dtype"], row["shape"])
             if begin != end:
-                raise BadFile(f"has a gap or an overlap before tensor {name}")
+                raise BadFile(f"has a gap or an overlap before tensor {shown(name)}")
             bits = DTYPE_BITS.get(row["dtype"])
             if finish < begin or (bits is not None and (finish - begin) * 8 != bits * math.prod(row["shape"])):
-                raise BadFile(f"has tensor {name} whose bytes do not fit its dtype and shape")
+                raise BadFile(f"has tensor {shown(name)} whose bytes do not fit its dtype and shape")
             end = finish
     except BadFile:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         raise BadFile("has a header that cannot be read") from None
     if end != data_bytes:
         short = end - data_bytes
@@ -108,23 +120,52 @@ def check_file(path: Path) -> set[str]:
     return set(header)
 
 
+def _check_tensor(name: str, dtype: object, shape: object) -> None:
+    """Raise BadFile for a tensor that no model has."""
+    if len(name) > LONGEST_NAME:
+        raise BadFile(f"has a tensor with a name of {len(name)} characters")
+    ok = (
+        isinstance(dtype, str)
+        and isinstance(shape, list | tuple)
+        and len(shape) <= MOST_DIMENSIONS
+        and all(isinstance(length, int) and 0 <= length <= LARGEST_DIMENSION for length in shape)
+    )
+    if not ok:
+        raise BadFile(f"has tensor {shown(name)} of an impossible shape")
+
+
+def shown(name: str) -> str:
+    """Return a tensor's or a file's name for a message: without control characters, and not too long."""
+    text = name if name.isprintable() else ascii(name)
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
 class TensorGroups:
     """Counts tensors by name pattern, dtype and shape. A checkpoint of 240,700 tensors is one group per layer and
-    name, so no list of all tensors is ever kept."""
+    name, so no list of all tensors is ever kept, unless ``unique`` asks that a name counts once: of two variants of
+    one model in one directory the engine loads each tensor twice, into the same place."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unique: bool = False) -> None:
         self.counts: dict[Key, list[int]] = {}  # -> [tensors, bytes of one]
+        self._names: set[str] | None = set() if unique else None
 
     def add_header(self, header: bytes) -> None:
         """Count the tensors of one header (JSON text). Raises BadFile."""
-        if not self._scan(header):
+        if self._names is not None or not self._scan(header):
             self._parse(header)
+        if len(self.counts) > MOST_GROUPS:
+            raise BadFile(f"has more than {MOST_GROUPS} kinds of tensors")
 
     def add(self, name: str, dtype: str, shape: tuple[int, ...], size: int) -> None:
-        """Count one tensor of ``size`` bytes. Raises BadFile when dtype and shape ask for other bytes."""
+        """Count one tensor of ``size`` bytes. Raises BadFile when it cannot be, or has other bytes than its shape."""
+        _check_tensor(name, dtype, shape)
+        if self._names is not None:
+            if name in self._names:
+                return
+            self._names.add(name)
         bits = DTYPE_BITS.get(dtype)
-        if size < 0 or (bits is not None and (math.prod(shape) * bits + 7) // 8 != size):
-            raise BadFile(f"has tensor {name} whose bytes do not fit its dtype and shape")
+        if not 0 <= size <= LARGEST_TENSOR or (bits is not None and (math.prod(shape) * bits + 7) // 8 != size):
+            raise BadFile(f"has tensor {shown(name)} whose bytes do not fit its dtype and shape")
         self.counts.setdefault((_EXPERT_NAME.sub(".experts.*.", name), dtype, shape), [0, size])[0] += 1
 
     def _scan(self, header: bytes) -> bool:
@@ -135,13 +176,15 @@ class TensorGroups:
         if not (text[:1] == b"{" and text[-1:] == b"}") or found_keys != {sum(entries.values())}:
             return False
         for (raw, dtype, dimensions), count in entries.items():
-            shape = tuple(int(x) for x in dimensions.split(b",") if x.strip())
+            lengths = [x for x in dimensions.split(b",") if x.strip()]
             bits = DTYPE_BITS.get(dtype.decode())
-            if bits is None or b"\\" in raw:
+            if bits is None or b"\\" in raw or any(len(x) > MOST_DIGITS for x in lengths):
                 return False
-            key = (raw.decode(errors="replace"), dtype.decode(), shape)
-            found = self.counts.setdefault(key, [0, (math.prod(shape) * bits + 7) // 8])
-            found[0] += count
+            shape = tuple(int(x) for x in lengths)
+            size = (math.prod(shape) * bits + 7) // 8
+            if size > LARGEST_TENSOR:
+                return False
+            self.counts.setdefault((raw.decode(errors="replace"), dtype.decode(), shape), [0, size])[0] += count
         return True
 
     def _parse(self, header: bytes) -> None:

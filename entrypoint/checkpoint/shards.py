@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import Stop
-from .safetensors import BadFile, TensorGroups, read_header
+from .safetensors import BadFile, TensorGroups, read_header, shown
 
 INDEX = "model.safetensors.index.json"
 # Enough of an index to see how its shards are numbered.
 INDEX_START_BYTES = 1 << 16
-MOST_SHARDS = 100_000
+LARGEST_INDEX = 256 << 20
+MOST_SHARDS = 10_000
+# Weights in other formats that the engine reads when there are no safetensors.
+_OTHER = re.compile(r"\.(bin|pt)$")
 
 _SHARD = re.compile(r':\s*"([^"/\\]+\.safetensors)"')
 
@@ -23,7 +27,7 @@ def read(directory: Path) -> TensorGroups | None:
     names = shard_names(directory)
     if not names:
         return None
-    groups = TensorGroups()
+    groups = TensorGroups(unique=len(names) > 1 and not (directory / INDEX).is_file())
     for name in names:
         path = directory / name
         try:
@@ -42,7 +46,7 @@ def broken(label: str, what: str) -> Stop:
 
 def shard_names(directory: Path) -> list[str]:
     """Return the safetensors files of ``directory`` that make up the checkpoint (`select`)."""
-    present = sorted(path.name for path in directory.glob("*.safetensors"))
+    present = sorted(entry.name for entry in os.scandir(directory))
     try:
         with (directory / INDEX).open("rb") as file:
             start = file.read(INDEX_START_BYTES).decode(errors="replace")
@@ -50,6 +54,8 @@ def shard_names(directory: Path) -> list[str]:
             named = _numbered(start)
             if named and set(named) <= set(present):
                 return _with_mtp(named, present)
+            if (directory / INDEX).stat().st_size > LARGEST_INDEX:
+                raise broken(str(directory / INDEX), "is larger than any index")
             return select(present, start + file.read().decode(errors="replace"), str(directory))
     except OSError:
         return select(present, None, str(directory))
@@ -57,11 +63,22 @@ def shard_names(directory: Path) -> list[str]:
 
 def select(present: Sequence[str], index: str | None, label: str) -> list[str]:
     """Return the names among ``present`` that make up the checkpoint: those that the ``index`` (JSON text) names,
-    else every safetensors file. ``label`` says where, for people. Raises Stop: 65 when the index names nothing, 66
+    else every safetensors file, without a second copy in Mistral's own format. ``label`` says
+    where, for people. Raises Stop: 65 when the index names nothing, 66
     when one of its shards is not present."""
     found = sorted(name for name in present if name.endswith(".safetensors"))
     if index is None:
-        return found
+        if not found and any(name.endswith(".gguf") for name in present) and not any(map(_OTHER.search, present)):
+            raise Stop(
+                "weights_missing",
+                f"{label} holds GGUF and no safetensors, which relaunch cannot plan",
+                "give a directory of safetensors",
+            )
+        # As the engine does (sglang model_loader/weight_utils.py:filter_duplicate_safetensors_files).
+        both = (
+            len(found) == 2 and found[0].endswith("consolidated.safetensors") and found[1].endswith("model.safetensors")
+        )
+        return found[1:] if both else found
     # A regular expression: parsing the 240,700 lines of a big index takes ten times as long.
     named = sorted(set(_SHARD.findall(index)))
     if not named:
@@ -70,7 +87,8 @@ def select(present: Sequence[str], index: str | None, label: str) -> list[str]:
     if missing:
         raise Stop(
             "weights_missing",
-            f"{len(missing)} of {len(named)} shards that {INDEX} names are absent from {label}, first {missing[0]}",
+            f"{len(missing)} of {len(named)} shards that {INDEX} names are absent from {label}, first "
+            f"{shown(missing[0])}",
             "fetch them with `relaunch weights fetch`",
         )
     return _with_mtp(named, found)
@@ -83,7 +101,7 @@ def _with_mtp(named: list[str], present: list[str]) -> list[str]:
 
 def _numbered(text: str) -> list[str]:
     """Every name of the series that the first name of an index belongs to."""
-    match = re.search(r'"([^"/\\]*?)(\d+)-of-(\d+)\.safetensors"', text)
+    match = re.search(r'"([^"/\\]{0,200}?)(\d{1,8})-of-(\d{1,8})\.safetensors"', text)
     if match is None or not 0 < int(match[3]) < MOST_SHARDS:
         return []
     prefix, width, total = match[1], len(match[2]), match[3]

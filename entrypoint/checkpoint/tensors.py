@@ -27,6 +27,8 @@ class Row(NamedTuple):
 
 
 class Tensor(NamedTuple):
+    """``copies`` tensors as a checkpoint stores them; ``dtype`` is safetensors' name."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import config_rejected
 from . import presets, settings
+from .schema import Settings
 from .settings import Loaded
 
 # The preset of a host without a GPU.
@@ -63,3 +65,25 @@ def fitting(gpus: int) -> list[str]:
         if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= gpus:
             names.append(name)
     return names
+
+
+def places(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | Path]:
+    """Every path that a person has chosen, by the variable that chooses it."""
+    found: dict[str, str | Path | None] = {
+        "RELAUNCH_STATE_DIR": settings.state_dir,
+        "RELAUNCH_CACHE_DIR": settings.cache_dir,
+        "RELAUNCH_MODEL": settings.model if (settings.model or "").startswith(("/", ".", "~")) else None,
+        "RELAUNCH_MANIFEST": settings.manifest,
+        "RELAUNCH_GPU_INVENTORY": settings.gpu_inventory,
+        "HF_HUB_CACHE": environ.get("HF_HUB_CACHE"),
+        "HF_HOME": environ.get("HF_HOME"),
+    }
+    return {name: os.path.expanduser(path) for name, path in found.items() if path}
+
+
+def asks_for_gpus(settings: Settings) -> str | None:
+    """Return what in the settings cannot do without GPUs; None where the model may run on the CPU."""
+    if settings.device == "cuda":
+        return "RELAUNCH_DEVICE=cuda"
+    # A model of the operator's own may well run on the CPU; presets say DEVICE=cpu when they do.
+    return f"preset {settings.preset}" if settings.preset and settings.device != "cpu" else None

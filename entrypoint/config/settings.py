@@ -18,6 +18,10 @@ from . import presets as preset_files
 from .engine_flags import Given, parse
 from .schema import MASK, PREFIX, RECORDS, Settings
 
+# What every server and client takes in an Authorization header; sglang compares keys as ASCII alone.
+LONGEST_SECRET = 4096
+_SECRET = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_SECRET}}}")
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -166,6 +170,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
                 given[secret_field] = _read_secret(name, value.strip())
         else:
             raise _unknown(name, f"{name} in the environment")
+    for field, value in given.items():
+        if RECORDS[field].secret and not _SECRET.fullmatch(value):
+            raise config_rejected(
+                f"{RECORDS[field].name} has a space, a line break or a character that is not ASCII, or more than "
+                f"{LONGEST_SECRET} of them: no HTTP header carries it",
+                "give one line of printable ASCII characters without spaces",
+            )
     return given
 
 
@@ -174,9 +185,9 @@ def _read_secret(name: str, path: str) -> str:
         text = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise unreadable(
-            f"{name}={path} cannot be read: {reason}", "mount the secret file, readable for this user"
-        ) from None
+        # A secret is easily given in place of its file: only what looks like a path is repeated.
+        where = f"{name}={path}" if path.startswith(("/", "./", "~")) else f"the file that {name} names"
+        raise unreadable(f"{where} cannot be read: {reason}", "mount the secret file, readable for this user") from None
     if not text:
         raise config_rejected(f"{name}={path} is empty", "write the secret into it")
     return text

@@ -1,23 +1,21 @@
-"""Routes of the control port, and the server that carries them on the supervisor's own loop."""
+"""Routes of the control port."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..host.gpu_load import Gpus
+from ..host.gpu_poller import GpuPoller
+from .server import KnownHosts
 from .snapshot import snapshot
 from .status import Status
 from .stream import Stream
@@ -40,12 +38,12 @@ def build(
     status: Status,
     history: Callable[[], dict[str, Any]],
     token: str | None,
-    gpus: Gpus | None = None,
+    gpus: GpuPoller | None = None,
     group: Endpoint | None = None,
 ) -> Starlette:
     """``history`` returns the document of `/history`; it may read files. ``token``: asked for everything but the
     probes and the page's own empty frame. ``group``: what the workers of a group of hosts talk to."""
-    port = _Port(status, history, gpus or Gpus())
+    port = _Port(status, history, gpus or GpuPoller())
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         return endpoint if token is None else guard(endpoint, token)
@@ -63,6 +61,8 @@ def build(
     if group is not None and token is not None:
         routes.append(Route("/group", guard(group, token), methods=["POST"]))
     app = Starlette(routes=routes)
+    if token is None:
+        app.add_middleware(KnownHosts)
     app.state.close = port.stream.close
     return app
 
@@ -70,7 +70,7 @@ def build(
 class _Port:
     """The endpoints. Each answers from memory; what reads files or NVML does so in a thread."""
 
-    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: Gpus) -> None:
+    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: GpuPoller) -> None:
         self._status, self._history, self._gpus = status, history, gpus
         self.stream = Stream(self._snapshot)
         self._metrics: tuple[float, bytes] = (float("-inf"), b"")
@@ -134,27 +134,3 @@ def guard(endpoint: Endpoint, token: str) -> Endpoint:
         return await endpoint(request)
 
     return check
-
-
-class Server(uvicorn.Server):
-    """Leaves the signals to the supervisor, and ends the open pages before it waits for connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        close: Callable[[], None] = self.config.app.state.close  # type: ignore[union-attr]
-        close()
-        await super().shutdown(sockets)
-
-
-def server(app: Starlette) -> Server:
-    config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
-    )
-    return Server(config)
-
-
-async def serve(http: Server, sock: socket.socket) -> None:
-    await http.serve(sockets=[sock])

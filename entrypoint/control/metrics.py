@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from .. import __version__
 from ..engine.command import package_version
 from ..healing.phases import PUBLIC_PHASES
-from ..host.gpu_load import GpuReading
+from ..host.nvml import GpuReading
 from . import actual
 from .status import Status
 

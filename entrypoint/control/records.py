@@ -21,6 +21,7 @@ class Records:
         self._document: dict[str, Any] = {"boots": [], "post_mortems": []}
 
     def __call__(self) -> dict[str, Any]:
+        """Return the document."""
         stamp = self._look()
         if stamp != self._stamp:
             self._document = self._read(self._state_dir)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..healing.labels import ACTION_LABELS, PHASE_LABELS, STAGE_LABELS
-from ..host.gpu_load import GpuReading
+from ..host.nvml import GpuReading
 from ..plan.spec import SHOWN
 from . import actual
 from .status import Status

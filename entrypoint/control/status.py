@@ -22,6 +22,7 @@ class Progress:
     graphs_total: int | None = None
 
     def document(self) -> dict[str, int | None]:
+        """Return the counts as the control port shows them."""
         return dict(vars(self))
 
     def fraction(self) -> float | None:
@@ -77,6 +78,7 @@ class Status:
         self.stages, self.readings = {}, {}
 
     def readyz(self) -> dict[str, Any]:
+        """Return the document of `/readyz`."""
         reason = self.doomed or self.reason
         if not self.ready and reason is None:
             reason = f"{self.phase}{f' ({self.stage})' if self.stage else ''}"
@@ -85,6 +87,7 @@ class Status:
         return {"ready": self.ready, "phase": self.phase, "reason": None if self.ready else reason}
 
     def startupz(self) -> dict[str, Any]:
+        """Return the document of `/startupz`."""
         return {
             "phase": self.phase,
             "stage": self.stage,

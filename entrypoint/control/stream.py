@@ -25,6 +25,7 @@ class Stream:
 
     @property
     def full(self) -> bool:
+        """Whether no further client is taken."""
         return self._closed or self._clients >= MAX_CLIENTS
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What `relaunch doctor` reads (`read_*`), and how it judges what was read (`judge_*`, pure)."""
+"""`relaunch doctor` reads the host (`read_host`) and judges what it read (`*_checks`, pure); `relaunch report`."""

@@ -24,11 +24,11 @@ from ..config import loading
 from ..config.schema import RECORDS
 from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
-from ..host import inventory
+from ..host import discover, kernel_log
 from ..scrub import Scrubber
 
 # Names whose values tell how the engine was set up. Anything that may be a secret is scrubbed besides.
-_SHOWN = (
+_REPORTED = (
     "CUDA_",
     "NCCL_",
     "SGLANG_",
@@ -47,15 +47,15 @@ Source = Callable[[], Any]
 
 
 def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
-    """Write the archive and return its path. A part that cannot be made is replaced by the reason.
+    """Write the archive and return its path. A file that cannot be made is replaced by the reason.
 
     Raises Stop (78 for settings that cannot be read, 73 when the file cannot be written)."""
     loaded = loading.load(environ)
-    path = output or Path(f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    path = output or default_folder() / f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
     scrub = Scrubber(_secrets(loaded, environ))
     try:
         with tarfile.open(path, "w:gz") as archive:
-            for name, text in _parts(loaded, environ):
+            for name, text in _files(loaded, environ):
                 _add(archive, f"relaunch-report/{name}", scrub(text))
         path.chmod(0o600)
     except OSError as error:
@@ -65,9 +65,14 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
     return path
 
 
-def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def default_folder() -> Path:
+    """The current one, but never the clone itself: there the home directory."""
+    here = Path.cwd()
+    return Path.home() if here.is_relative_to(Path(__file__).resolve().parents[2]) else here
+
+
+def _files(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from ..doctor.examine import examine
-    from ..host.system import kernel_log
     from ..state.post_mortems import history
     from ..supervisor.planning import plan_document
 
@@ -76,20 +81,27 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
         "versions.json": _versions,
         "config.json": loaded.document,
         "environment.json": lambda: _environment(environ),
-        "hardware.json": lambda: inventory.current(loaded.settings.gpu_inventory, environ).document(),
+        "hardware.json": lambda: discover.current(loaded.settings.gpu_inventory, environ).document(),
         "doctor.json": lambda: examine(environ),
         "plan.json": lambda: plan_document(environ)[0],
         "history.json": lambda: history(settings.state_dir),
-        "kernel-gpu.json": lambda: kernel_log() or "the kernel's log is not readable from here",
+        "kernel-gpu.json": lambda: kernel_log.nvidia_messages() or "the kernel's log is not readable from here",
     }
     for name, make in documents.items():
         yield name, _json(make)
-    for path in sorted((settings.state_dir / "post-mortems").glob("*.json"))[-10:]:
+    for path in _post_mortems(settings.state_dir):
         yield f"post-mortems/{path.name}", _json(partial(_read, path))
     for name in ("readyz", "startupz", "plan", "metrics"):
         answer = _ask(loaded, name)
         if answer is not None:
             yield f"control/{name}", answer
+
+
+def _post_mortems(state_dir: Path) -> list[Path]:
+    try:
+        return sorted((state_dir / "post-mortems").glob("*.json"))[-10:]
+    except OSError:  # named by the history, which is in the report too
+        return []
 
 
 def _read(path: Path) -> Any:
@@ -114,12 +126,12 @@ def _versions() -> dict[str, Any]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    shown = {}
+    found = {}
     for name in sorted(environ):
-        if name.startswith(_SHOWN):
+        if name.startswith(_REPORTED):
             secret = any(word in name for word in _SECRET)
-            shown[name] = "***" if secret else environ[name]
-    return shown
+            found[name] = "***" if secret else environ[name]
+    return found
 
 
 def _secrets(loaded: Loaded, environ: Mapping[str, str]) -> list[str | None]:
@@ -157,6 +169,6 @@ def output_path(text: str | None) -> Path | None:
     path = Path(text)
     if not path.parent.is_dir():
         raise config_rejected(f"{path.parent} is no directory", "make it, or choose another place with -o")
-    if path.exists() and not os.access(path, os.W_OK):
+    if os.path.exists(path) and not os.access(path, os.W_OK):
         raise config_rejected(f"{path} cannot be overwritten", "choose another place with -o")
     return path

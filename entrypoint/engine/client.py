@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import httpx
+# Bytes of an answer that are read: metrics of eight ranks have some 200 kB, `/server_info` 40 kB.
+MAX_ANSWER = 8 << 20
 
 # Counters that move while tokens are computed, wherever in the engine they are counted.
 _TOKEN_COUNTERS = frozenset(
@@ -34,10 +36,11 @@ class Activity:
 class EngineClient:
     """One client per run. Raises httpx.HTTPError when the engine does not answer as it should."""
 
-    def __init__(self, host: str, port: int, api_key: str | None) -> None:
+    def __init__(self, host: str, port: int, api_key: str | None, admin_api_key: str | None = None) -> None:
         import httpx
 
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._admin_headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else headers
         # No proxy from the environment, no kept connection: the engine may be another one the next time.
         self._http = httpx.AsyncClient(
             base_url=f"http://{_loopback(host)}:{port}",
@@ -51,15 +54,22 @@ class EngineClient:
         await self._http.aclose()
 
     async def server_info(self, timeout: float = 20.0) -> dict[str, Any]:
-        """Return `/server_info`. It holds the API key: for comparing, never for logging."""
-        return await self._json("GET", "/server_info", timeout)
+        """Return `/server_info`. It holds the keys: for comparing, never for logging. An engine that the launcher
+        guards asks for the admin key, any other one for the clients'."""
+        import httpx
+
+        try:
+            return await self._json("GET", "/server_info", timeout, headers=self._admin_headers)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 401:
+                raise
+            return await self._json("GET", "/server_info", timeout)
 
     async def activity(self, timeout: float = 5.0) -> Activity:
         """Return the token counters and the queue from `/metrics`."""
-        response = await self._http.get("/metrics", timeout=timeout)
-        response.raise_for_status()
+        text = (await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace")
         tokens = waiting = 0.0
-        for line in response.text.splitlines():
+        for line in text.splitlines():
             name = line.partition("{")[0]
             if name in _TOKEN_COUNTERS:
                 tokens += float(line.rpartition(" ")[2])
@@ -67,15 +77,38 @@ class EngineClient:
                 waiting += float(line.rpartition(" ")[2])
         return Activity(tokens, waiting)
 
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Return the body of a successful answer. Raises httpx.HTTPError, and ValueError for one that is too long."""
+        async with self._http.stream(method, path, json=body, timeout=timeout, headers=headers) as response:
+            response.raise_for_status()
+            data = bytearray()
+            async for part in response.aiter_bytes():
+                data += part
+                if len(data) > MAX_ANSWER:
+                    raise ValueError(f"{path} answered with more than {MAX_ANSWER} bytes")
+        return bytes(data)
+
     async def ask(self, body: dict[str, Any], *, embedding: bool, timeout: float) -> dict[str, Any]:
         """Send one request that computes (`/encode` or `/generate`) and return the answer. Raises ValueError for an
         answer that is no JSON object."""
         return await self._json("POST", "/encode" if embedding else "/generate", timeout, body)
 
-    async def _json(self, method: str, path: str, timeout: float, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response: httpx.Response = await self._http.request(method, path, json=body, timeout=timeout)
-        response.raise_for_status()
-        answer = response.json()
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        answer = json.loads(await self._read(method, path, timeout, body, headers))
         if isinstance(answer, list) and len(answer) == 1:
             answer = answer[0]
         if not isinstance(answer, dict):

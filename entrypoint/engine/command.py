@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -13,13 +14,16 @@ from pathlib import Path
 from ..config.schema import PREFIX
 from ..config.settings import Loaded
 from ..host.inventory import Inventory
+from ..json_store import write_text
 from ..kernels import kernels
 from ..plan import Plan
 
 MARK = "RELAUNCH_RUN_ID"
 
-# After the interpreter; -P keeps the working directory out of the import path.
+# After the interpreter; -P keeps the working directory out of the import path. This is how the command is shown, and
+# how it can be pasted; what is run is `launcher.py`, which only makes the same start faster.
 LAUNCHER = ("-P", "-m", "sglang.launch_server")
+_FAST_LAUNCHER = ("-P", str(Path(__file__).with_name("launcher.py")))
 
 # Set unless the operator has set them. The first two turn 65 s of dying into 0.6 s; the supervisor takes
 # its own stack dump of a hang before it kills anything.
@@ -35,23 +39,32 @@ DEFAULTS = {
 FORCED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 # What the engine must not inherit. Without byte-code a boot takes 76 to 111 s instead of 34 to 43 s.
-DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET")
+# The token of the hub has no use in an engine that is offline, and every process of it would show it in its environ.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "NOTIFY_SOCKET", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @dataclass(frozen=True)
 class Command:
-    """``argv`` and the environment that relaunch adds; ``env`` holds no secret."""
+    """``argv`` and the environment that relaunch adds; neither holds a secret."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
-    def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
-        """Return the child's whole environment: the operator's, without ours, plus what this launch needs."""
+    def executed(self) -> tuple[str, ...]:
+        """Return the command line to run: ``argv`` with the fast launcher in place of sglang's."""
+        stock = 1 + len(LAUNCHER)
+        if not needs_sglang() or self.argv[1:stock] != LAUNCHER:
+            return self.argv
+        return (self.argv[0], *_FAST_LAUNCHER, *self.argv[stock:])
+
+    def environment(self, base: Mapping[str, str], run_id: str, scratch: Path) -> dict[str, str]:
+        """Return the child's whole environment: the operator's, without ours, plus what this launch needs. ``scratch``:
+        its directory for temporary files."""
         kept = {k: v for k, v in base.items() if not k.startswith(PREFIX) and k not in DROPPED}
         venv_bin = str(Path(sys.executable).parent)
         path = kept.get("PATH", os.defpath)
         kept["PATH"] = path if path.split(os.pathsep)[0] == venv_bin else venv_bin + os.pathsep + path
-        return {**kept, **self.env, MARK: run_id}
+        return {**kept, **self.env, "TMPDIR": str(scratch), MARK: run_id}
 
 
 def build(
@@ -73,6 +86,8 @@ def build(
         argv += ["--config", str(secrets_file(loaded))]
     caches = {
         "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)),
+        # Else below TMPDIR, which no restart keeps.
+        "CUTE_DSL_CACHE_DIR": str(jit_cache(loaded, inventory) / "cute_dsl"),
         **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
     }
     env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}
@@ -97,14 +112,9 @@ def write_secrets(loaded: Loaded) -> None:
     keys = {"api-key": loaded.settings.api_key, "admin-api-key": loaded.settings.admin_api_key}
     if not any(keys.values()):
         return
-    import json
-
-    path = secrets_file(loaded)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        # JSON strings are YAML strings; the engine wants dash form.
-        file.writelines(f"{flag}: {json.dumps(key)}\n" for flag, key in keys.items() if key)
+    # JSON strings are YAML strings; the engine wants dash form. A new file in place of the old one: its mode is ours,
+    # and a link that somebody planted there is not followed.
+    write_text(secrets_file(loaded), "".join(f"{flag}: {json.dumps(key)}\n" for flag, key in keys.items() if key))
 
 
 def jit_cache(loaded: Loaded, inventory: Inventory) -> Path:

@@ -14,23 +14,24 @@ LONGEST = 8192  # characters of one line that are looked at: no known failure te
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_LEVEL = "(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
         rf"\[{_STAMP}(?P<fields>(?: [A-Z_]+\d+)*)\] ?",  # sglang
         r"\[rank(?P<rank>\d+)\]: ?",  # torch
+        rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d) (?!stdout|stderr)\S+ [\w@./-]+(?:\[\d+\])?: ",  # journald, short-iso
+        rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
         r"\w[\w./-]*\s*\| ",  # docker compose
         r"\[pod/[^\]]+\] ",  # kubectl logs --prefix
+        rf"<\d{{1,3}}>1 {_STAMP}(?:Z|[+-]\d\d:?\d\d) \S+ \S+ \S+ \S+ (?:-|\[.*?\]) (?:\ufeff)?",  # RFC 5424
+        r"<\d{1,3}>(?=[A-Z\[])",  # RFC 3164 and kmsg priorities
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w@.:/-]+(?:\[\d+\])?: ",  # journald, syslog
-        rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d)? \S+ [\w@.:/-]+\[\d+\]: ",  # journald -o short-iso
-        rf"<\d+>1 {_STAMP}(?:Z|[+-]\d\d:\d\d)? \S+ \S+ \S+ \S+ (?:-|\[[^\]]*\]) ",  # RFC 5424
-        rf"\[?{_STAMP}(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?[ \t]+",  # Kubernetes, RFC 3339
         r"\[ *\d+\.\d{3,6}\] ",  # dmesg
         r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
         r"\((?:\w*?_?(?:TP|rank)(?P<worker>\d+)\w*|[A-Z]\w*)(?: (?:pid|ip)=[^)]*)?\) ?",  # vLLM, Ray
-        rf"{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
-        rf"{_LEVEL}:(?= ) {{1,8}}",  # uvicorn, logging.basicConfig
+        r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? "
+        r"(?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
+        r"(?P<prefix>DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
         r"\[\d\d:\d\d:\d\d(?: TP(?P<tp>\d+))?\] ",  # sglang before 0.4
         r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
         r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue
@@ -42,12 +43,15 @@ _ESCAPED = re.compile(r"\\n\s*(?:File \\?\"|Traceback|\[\d{4}-|(?:\w+\.)*\w+(?:E
 
 class Line(NamedTuple):
     """A message without its wrappers. ``rank``: the tensor-parallel rank that wrote it, None when unsaid;
-    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart; ``prefix``: what was
-    taken off."""
+    ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart; ``starts_record``: an
+    engine's own prefix stands before it, so it is not the continuation of the record above; ``level``: the level
+    that the prefix names, in upper case, or an empty string; ``prefix``: what was taken off."""
 
     text: str
     rank: int | None
     writer: str
+    starts_record: bool = False
+    level: str = ""
     prefix: str = ""
 
 
@@ -60,8 +64,8 @@ def unwrap(raw: str) -> Line:
     """The message in ``raw``, at most ``LONGEST`` characters of it, and who wrote it."""
     text = strip_ansi(raw[:LONGEST]).rstrip("\r\n")
     if text.startswith('{"') and ('"log"' in text or '"message"' in text or '"msg"' in text):
-        text = _from_json(raw) or text
-    rank, writer, whole = None, "", text
+        text = (_from_json(raw) or text)[:LONGEST]
+    rank, writer, starts_record, level, whole = None, "", False, "", text
     for _ in range(6):
         for wrapper in _WRAPPERS:
             match = wrapper.match(text)
@@ -71,6 +75,9 @@ def unwrap(raw: str) -> Line:
             break
         text = text[match.end() :]
         groups = match.groupdict()
+        level = groups.get("level") or groups.get("prefix") or level
+        # A level alone is no prefix of the engine's logger, which writes the time: any text can begin with ERROR:
+        starts_record = starts_record or not {"fields", "tp", "level", "device"}.isdisjoint(groups)
         if groups.get("fields"):
             writer = groups["fields"].strip()
             found = _TP.search(writer)
@@ -78,7 +85,7 @@ def unwrap(raw: str) -> Line:
         for name in ("rank", "worker", "device", "tp"):
             if rank is None and groups.get(name):
                 rank = int(groups[name])
-    return Line(text, rank, writer, whole[: len(whole) - len(text)])
+    return Line(text, rank, writer, starts_record, level, whole[: len(whole) - len(text)])
 
 
 def expand(raw: str) -> list[str]:
@@ -106,3 +113,49 @@ def _from_json(raw: str) -> str | None:
         if isinstance(document, dict) and isinstance(document.get(key), str):
             return strip_ansi(document[key]).rstrip("\r\n")
     return None
+
+
+_CONFIGURATION = ("server_args=", "ServerArgs(", "Namespace(", "Command: ", "+ ")
+# Records in which the engine repeats what a client sent or a model wrote: with --log-requests, and always at
+# constrained/*_backend.py, function_call/*.py and entrypoints/openai/serving_*.py.
+_REQUEST = re.compile(
+    r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:"
+    r"|^(?:Hit invalid |Skip unsupported |[Ss]kip invalid |Rejecting \S+ grammar|Error in request\b"
+    r"|Error in (?:detect_and_parse|parse_streaming_increment|preprocessing prompt)"
+    r"|Error (?:getting structure|during (?:de)?tokeniz|processing embedding)"
+    r"|Model attempted to call|\[?GigaChat\w*\]?|Surfacing Inkling|Invalid Inkling|Dropping malformed"
+    r"|(?:Required )?[Tt]ool (?:call parsing|JSON parse) error|Tool call parsing error|Reasoning parsing error"
+    r"|Tool \S.* not found|Failed to (?:parse|compile) |Malformed \S+ tool|Ignoring (?:invalid )?tool"
+    r"|Request \S+ (?:failed|error)"
+    r"|\[http_server\] Error)"
+)
+
+
+def is_configuration(text: str) -> bool:
+    """Return whether a record only says how the engine was configured: what it names is no evidence."""
+    return text.startswith(_CONFIGURATION) or "server_args=" in text[:120]
+
+
+def is_request(text: str) -> bool:
+    """Return whether a record repeats what a client asked for or a model answered."""
+    return _REQUEST.search(text[:160]) is not None
+
+
+class EvidenceFilter:
+    """Tells the engine's own statements from what it only repeats.
+
+    A request's text may hold line ends, and a long line is cut into pieces by whoever stored it: every line after a
+    repeated request belongs to it until the engine's own prefix begins a new record. ``in_request``: the line above
+    was such a one.
+    """
+
+    def __init__(self) -> None:
+        self.in_request = False
+
+    def admits(self, line: Line) -> bool:
+        """Return whether ``line`` may be read as a statement of the engine. Call it with every line in order."""
+        if is_request(line.text):
+            self.in_request = True
+        elif line.starts_record:
+            self.in_request = False
+        return not self.in_request and not is_configuration(line.text)

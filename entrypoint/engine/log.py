@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..units import GIB
-from .lines import Line, strip_ansi, unwrap
+from .lines import EvidenceFilter, Line, strip_ansi, unwrap
 
 __all__ = [
     "STAGES",
@@ -27,7 +27,6 @@ __all__ = [
     "StageBegun",
     "StageEnded",
     "TokenActivity",
-    "is_configuration",
     "mark_of",
     "strip_ansi",
 ]
@@ -164,16 +163,6 @@ _FATAL = re.compile(
 )
 
 
-_REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|\b(?:Generate|Embedding)ReqInput\(|\bReceived request \S+: prompt:")
-
-
-def is_configuration(text: str) -> bool:
-    """Whether a line only says how the engine was configured, or what a client asked for (`--log-requests`): what is
-    named there is no evidence, and prompts never become part of it."""
-    starts = text.startswith(("server_args=", "ServerArgs(", "Namespace(", "Command: ", "+ "))
-    return starts or "server_args=" in text[:120] or _REQUEST.search(text[:160]) is not None
-
-
 def mark_of(text: str) -> tuple[str, str] | None:
     """(begin or end, stage) when ``text`` is one of the engine's stage lines."""
     head = text[:80]  # the texts are also quoted in messages, further to the right
@@ -199,6 +188,7 @@ class LogParser:
         self._sums: dict[tuple[str, str], float] = {}
         self._floor = "imports"
         self._started = False
+        self._filter = EvidenceFilter()
 
     @property
     def stage(self) -> str:
@@ -237,7 +227,7 @@ class LogParser:
             self._began["", "imports"] = now
         for part in _GLUED.split(line[:65536]) if "%|" in line else (line,):
             found = unwrap(part)
-            if found.text and not is_configuration(found.text):
+            if found.text and self._filter.admits(found):
                 events.extend(self._events(found, now))
         return events
 
@@ -253,7 +243,7 @@ class LogParser:
         if tokens:
             yield TokenActivity("prefill" if tokens[1] == "Prefill" else "decode")
             return
-        mark = mark_of(text)
+        mark = None if self.fired_up else mark_of(text)  # afterwards only a request's text looks like one
         if mark:
             yield from self._move(line, *mark, now)
             yield from self._readings(line, *mark)
@@ -286,25 +276,8 @@ class LogParser:
         began = self._began.pop((writer, stage), now)
         return StageEnded(stage, rank, float(elapsed[1]) if elapsed else now - began, now)
 
-    def _readings(self, line: Line, kind: str, stage: str) -> Iterator[Reading]:
-        text, rank = line.text, line.rank
-        if stage == "loading":
-            yield from self._weights(line, kind)
-        elif text.startswith("KV Cache is allocated"):
-            count, sizes = _KV_TOKENS.search(text), _KV_SIZE.findall(text)
-            if count:
-                yield Reading("kv_tokens", float(count[1]), rank)
-            if sizes:
-                yield Reading("kv_bytes", sum(_bytes(size) for size in sizes), rank)
-        elif kind == "end" and stage in ("kv_pool", "graphs"):
-            yield from self._after(line, stage)
-        elif "max_total_num_tokens=" in text:
-            for name, value, unit in _SUMMARY.findall(text):
-                if name in _SUMMARY_NAMES:
-                    yield Reading(_SUMMARY_NAMES[name], _bytes(value) if unit else float(value), rank)
-
-    def _weights(self, line: Line, kind: str) -> Iterator[Reading]:
-        """What a model's load line says. The second model of a rank is the draft model."""
+    def _weight_readings(self, line: Line, kind: str) -> Iterator[Reading]:
+        """Yield memory before and after a model is loaded, in bytes. A second model of one writer is the draft."""
         available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
         second = (line.writer, "weights") in self._sums
         if kind == "begin" and available and not second:
@@ -315,17 +288,37 @@ class LogParser:
         if kind == "end" and available:
             yield Reading("free_after_load", _bytes(available[1]), line.rank)
 
-    def _after(self, line: Line, stage: str) -> Iterator[Reading]:
-        """What the line after the pool, or after a capture, says. Captures add up."""
-        available, used = _AVAILABLE.search(line.text), _USED.search(line.text)
-        if stage == "graphs" and used:
-            total = self._sums.get((line.writer, "graphs"), 0.0) + _bytes(used[1])
-            self._sums[line.writer, "graphs"] = total
-            yield Reading("graph_bytes", total, line.rank)
-        if available:
-            yield Reading(f"free_after_{'pool' if stage == 'kv_pool' else 'graphs'}", _bytes(available[1]), line.rank)
+    def _readings(self, line: Line, kind: str, stage: str) -> Iterator[Reading]:
+        text, rank = line.text, line.rank
+        available, used = _AVAILABLE.search(text), _USED.search(text)
+        if stage == "loading":
+            yield from self._weight_readings(line, kind)
+        elif text.startswith("KV Cache is allocated"):
+            yield from _pool_readings(line)
+        elif stage == "kv_pool" and kind == "end" and available:
+            yield Reading("free_after_pool", _bytes(available[1]), rank)
+        elif stage == "graphs" and kind == "end":
+            if used:
+                total = self._sums.get((line.writer, "graphs"), 0.0) + _bytes(used[1])
+                self._sums[line.writer, "graphs"] = total
+                yield Reading("graph_bytes", total, rank)
+            if available:
+                yield Reading("free_after_graphs", _bytes(available[1]), rank)
+        elif "max_total_num_tokens=" in text:
+            for name, value, unit in _SUMMARY.findall(text):
+                if name in _SUMMARY_NAMES:
+                    yield Reading(_SUMMARY_NAMES[name], _bytes(value) if unit else float(value), rank)
 
 
 def _bytes(gigabytes: str) -> float:
     """The engine writes GB and means GiB (``utils/common.py:get_available_gpu_memory``)."""
     return float(gigabytes) * GIB
+
+
+def _pool_readings(line: Line) -> Iterator[Reading]:
+    """Yield tokens and bytes of a KV pool that was allocated."""
+    count, sizes = _KV_TOKENS.search(line.text), _KV_SIZE.findall(line.text)
+    if count:
+        yield Reading("kv_tokens", float(count[1]), line.rank)
+    if sizes:
+        yield Reading("kv_bytes", sum(_bytes(size) for size in sizes), line.rank)

@@ -18,7 +18,7 @@ from ..host.parent_death import tied_to_parent
 from ..host.shm import ShmLedger
 from .tree import ProcessTree
 
-# A line without an end is passed on in pieces of this many bytes.
+# Of a line longer than this the rest is left out: passed on as lines of its own, it could look like anything.
 LONGEST_LINE = 1 << 16
 # A process that does not die in this many seconds is stuck in the driver.
 KILL_TIMEOUT = 30.0
@@ -83,7 +83,7 @@ class Engine:
             on_gone()
 
         self._watch(self.pid, main_ended)
-        census = asyncio.create_task(self._census_forever(on_end))
+        census = asyncio.create_task(self._census_forever(on_end, main_ended))
         try:
             await ended.wait()
             self._process.wait()
@@ -106,14 +106,21 @@ class Engine:
         stream = asyncio.StreamReader(limit=1 << 18)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._process.stdout)
         pending = b""
+        cut: int | None = None  # bytes left out so far of a line that was too long
         try:
             while chunk := await stream.read(LONGEST_LINE):
                 *lines, pending = (pending + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
                 for line in lines:
-                    on_line(line.decode("utf-8", "replace"))
-                if len(pending) >= LONGEST_LINE:
+                    if cut is None:
+                        on_line(line.decode("utf-8", "replace"))
+                    else:
+                        on_line(f"({cut + len(line)} more bytes of this line are left out)")
+                        cut = None
+                if cut is not None:
+                    cut, pending = cut + len(pending), b""
+                elif len(pending) >= LONGEST_LINE:
                     on_line(pending.decode("utf-8", "replace"))
-                    pending = b""
+                    cut, pending = 0, b""
                 # A flood must not keep the probes waiting.
                 await asyncio.sleep(0)
             if pending:
@@ -121,15 +128,21 @@ class Engine:
         finally:
             transport.close()
 
-    async def _census_forever(self, on_end: Callable[[Ended], None]) -> None:
+    async def _census_forever(self, on_end: Callable[[Ended], None], main_ended: Callable[[], None]) -> None:
         while True:
-            for process in self.tree.census():
-                role = self.tree.role(process) if process.pid != self.pid else None
-                if role and process.pid not in self._pidfds:
-                    self._watch(process.pid, self._reporter(process.pid, role, on_end))
-            self._shm.note(self.tree.known)
-            self.tree.reap()
+            with contextlib.suppress(OSError):  # no descriptors left: look again later
+                self._census(on_end, main_ended)
             await asyncio.sleep(self.census_every)
+
+    def _census(self, on_end: Callable[[Ended], None], main_ended: Callable[[], None]) -> None:
+        if self.pid not in self._pidfds:
+            self._watch(self.pid, main_ended)
+        for process in self.tree.census():
+            role = self.tree.role(process) if process.pid != self.pid else None
+            if role and process.pid not in self._pidfds:
+                self._watch(process.pid, self._reporter(process.pid, role, on_end))
+        self._shm.note(self.tree.known)
+        self.tree.reap()
 
     def _reporter(self, pid: int, role: str, on_end: Callable[[Ended], None]) -> Callable[[], None]:
         """What to call when ``pid`` ends. It is watched before it has its title, and reported by it."""
@@ -139,8 +152,10 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             callback()
+            return
+        except OSError:  # no descriptors left: the next census tries again
             return
         self._pidfds[pid] = descriptor
 
@@ -164,10 +179,10 @@ class Engine:
         deadline = time.monotonic() + KILL_TIMEOUT
         if not self._killed:
             self._killed = True
-            self.failing = self.tree.failing()
+            with contextlib.suppress(OSError):
+                self.failing = self.tree.failing()
         while True:
-            left = self.tree.census(thorough=True)
-            self._shm.note(self.tree.known)
+            left = self._living()
             if not left or time.monotonic() > deadline:
                 break
             for process in left:
@@ -179,5 +194,18 @@ class Engine:
         self._process.poll()
         while self.tree.reap() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        self._shm.remove(self.tree.ever)
+        with contextlib.suppress(OSError):
+            self._shm.remove(self.tree.ever)
+        return left
+
+    def _living(self) -> list[psutil.Process]:
+        """Return the living processes of the tree: of those known so far where there are no descriptors left to look
+        for others."""
+        try:
+            left = self.tree.census(thorough=True)
+            self._shm.note(self.tree.known)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            left = list(self.tree.known.values())
         return left

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..host.kernel_log import HostSigns
+from ..host.kernel_log import KernelMonitor
 from ..scrub import Scrubber
 from . import log
 from .process import Ended, Engine
@@ -39,9 +39,11 @@ class Run:
     ends: list[Ended] = field(default_factory=list)
     heard: int = 0  # lines so far; `lines` keeps the last ones only
     stage: str = "imports"
-    kernel_evidence: HostSigns = field(default_factory=HostSigns)
+    kernel_evidence: KernelMonitor = field(default_factory=KernelMonitor)
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
+    exposed: bool = False  # its HTTP server listens: from here on the log may hold what clients wrote
+    gpu_free_bytes: int | None = None  # least free memory of a GPU at the last look while it served
     failure_started_at: float | None = None  # monotonic seconds of the first evidence that it is ending
 
     def __post_init__(self) -> None:
@@ -67,9 +69,10 @@ class Run:
         self.lines.append(text[:KEEP_CHARS])
         self.on_line(text)
         now = time.monotonic()
+        self.exposed = self.exposed or self._parser.fired_up or "Application startup complete" in text[:200]
         for event in self._parser.feed(text, now):
             match event:
-                case log.Reading(name, value, rank):
+                case log.Reading(name, value, rank) if not self.exposed:
                     self.readings.setdefault(name, {})[rank] = value
                 case log.Progress(kind, done, total):
                     self.progress[kind] = (done, total)

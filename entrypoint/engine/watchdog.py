@@ -9,12 +9,36 @@ from dataclasses import dataclass
 SUSPICIOUS_AFTER = 15.0
 
 
+# A tick that comes this many seconds late was not waited for: this process itself did not run (a paused VM or
+# container, SIGSTOP, swapping), and what it did not hear meanwhile says nothing of the engine.
+SLEPT = 5.0
+
+
+@dataclass
+class Ticks:
+    """Tells how long the watcher itself stood still between two looks that should be ``every`` seconds apart."""
+
+    every: float
+    last: float
+
+    def gap(self, now: float) -> float:
+        """Return the seconds by which all earlier times are to be shifted; 0.0 for a tick in time."""
+        late = now - self.last - self.every
+        self.last = now
+        return late if late > SLEPT else 0.0
+
+
 @dataclass
 class StoppedWatch:
     """Finds a process that has been stopped by a signal (SIGSTOP, a debugger) for longer than ``timeout``."""
 
     timeout: float
     _since: float | None = None
+
+    def shift(self, gap: float) -> None:
+        """Leave out ``gap`` seconds in which nobody looked."""
+        if self._since is not None:
+            self._since += gap
 
     def check(self, now: float, stopped: Sequence[str]) -> str | None:
         """Take the processes that are stopped now; return why that is a hang, or None."""
@@ -41,6 +65,11 @@ class StartupWatchdog:
 
     def __post_init__(self) -> None:
         self.last = self._elsewhere = self.began
+
+    def shift(self, gap: float) -> None:
+        """Leave out ``gap`` seconds in which nobody looked."""
+        self.last += gap
+        self._elsewhere += gap
 
     def progress(self, now: float) -> None:
         """Note a log line, a shard, a graph."""
@@ -82,6 +111,15 @@ class HangDetector:
 
     def __post_init__(self) -> None:
         self._heard = self._answered = self.began
+
+    def shift(self, gap: float) -> None:
+        """Leave out ``gap`` seconds in which nobody looked."""
+        self._heard += gap
+        self._answered += gap
+        if self._request_sent is not None:
+            self._request_sent += gap
+        if self._waiting_since is not None:
+            self._waiting_since += gap
 
     def tokens(self, now: float) -> None:
         """Note that tokens were computed: a batch in the log, a counter that moved."""

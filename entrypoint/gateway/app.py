@@ -11,17 +11,28 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..control.app import guard
+from ..control.server import KnownHosts
 
 
 class Shown(Protocol):
     """What the port shows."""
 
-    def readyz(self) -> dict[str, Any]: ...
-    def document(self) -> dict[str, Any]: ...
-    async def metrics(self) -> tuple[bytes, str]: ...
+    def readyz(self) -> dict[str, Any]:
+        """Return the document of `/readyz` and `/startupz`."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of `/replicas`."""
+        ...
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """Return the text of `/metrics` and its content type."""
+        ...
 
     @property
-    def started(self) -> bool: ...
+    def started(self) -> bool:
+        """Whether a replica was ready once."""
+        ...
 
 
 def build(gateway: Shown, token: str | None) -> Starlette:
@@ -50,5 +61,7 @@ def build(gateway: Shown, token: str | None) -> Starlette:
     routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/startupz", startupz)]
     routes += [Route("/replicas", guarded(replicas)), Route("/metrics", guarded(metrics))]
     app = Starlette(routes=routes)
+    if token is None:
+        app.add_middleware(KnownHosts)
     app.state.close = lambda: None
     return app

@@ -8,6 +8,7 @@ import sys
 
 
 def main() -> None:
+    """Run the router until it is stopped."""
     from sglang_router.router import Router
     from sglang_router.router_args import RouterArgs
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from ..config.schema import SECRETS
 from ..config.settings import Loaded
-from ..control import app as control
+from ..control import server
 from ..control.metrics import CONTENT_TYPE
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop
-from ..host import ports
+from ..host import limits, ports
 from ..scrub import from_environment
 from ..supervisor.logs import Log
 from . import app, members, probe, replicas
 from .members import Member
 from .relay import Relay
-from .replicas import Named, Replica
+from .replicas import Replica, ReplicaSpec
 from .router import Router
 
 # Seconds between two questions to a replica: several fit into the grace that a draining replica gives, which is 2 s
@@ -36,12 +36,12 @@ class Gateway:
 
     def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log) -> None:
         self._settings, self._log = loaded.settings, log
-        self._names = replicas.parse(loaded.settings.replicas)
+        self._specs = replicas.parse(loaded.settings.replicas)
         self._environ = environ
         self._members: dict[Replica, Member] = {}
-        self._tending: set[asyncio.Task[None]] = set()
-        self._resolved: dict[Named, list[str]] = {}
-        self._unresolved: set[Named] = set()
+        self._probing: set[asyncio.Task[None]] = set()
+        self._resolved: dict[ReplicaSpec, list[str]] = {}
+        self._unresolved: set[ReplicaSpec] = set()
         self._stop = asyncio.Event()
         self._draining = False
         self._failed = False
@@ -65,14 +65,14 @@ class Gateway:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._log.info("SIGHUP: nothing to reload"))
-        http = control.server(app.build(self, settings.control_token))
-        serving = asyncio.create_task(control.serve(http, sock))
+        http = server.server(app.build(self, settings.control_token))
+        serving = asyncio.create_task(server.serve(http, sock))
         working = [asyncio.create_task(self._guarded(work)) for work in (self._resolve_forever(), self._router.keep())]
         try:
             await self._stop.wait()
             await self._drain()
         finally:
-            for task in (*working, *self._tending):
+            for task in (*working, *self._probing):
                 task.cancel()
             await self._router.stop(0.0)
             for member in self._members.values():
@@ -97,12 +97,12 @@ class Gateway:
     async def _drain(self) -> None:
         """Not ready, a grace for the balancer, then the router finishes what is under way."""
         self._draining = True
-        patience = self._settings.drain_timeout
+        timeout = self._settings.drain_timeout
         self._log.info("draining")
         self._stop.clear()
         with contextlib.suppress(TimeoutError):  # a second signal shortens it
             await asyncio.wait_for(self._stop.wait(), self._settings.drain_grace)
-        stopping = asyncio.create_task(self._router.stop(patience))
+        stopping = asyncio.create_task(self._router.stop(timeout))
         again = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
@@ -120,59 +120,59 @@ class Gateway:
             await asyncio.sleep(RESOLVE_EVERY)
 
     async def _resolve(self) -> None:
-        for named, addresses in (await probe.resolve(self._names)).items():
+        for spec, addresses in (await probe.resolve(self._specs)).items():
             if addresses is None:
                 # A resolver that is down must not take replicas out that answer.
-                if named not in self._unresolved:
-                    self._log.warning(f"{named.host} does not resolve now")
-                    self._unresolved.add(named)
+                if spec not in self._unresolved:
+                    self._log.warning(f"{spec.host} does not resolve now")
+                    self._unresolved.add(spec)
             else:
-                self._unresolved.discard(named)
-                self._resolved[named] = addresses
-        wanted = set(replicas.spread(self._resolved))
+                self._unresolved.discard(spec)
+                self._resolved[spec] = addresses
+        wanted = set(replicas.expand(self._resolved))
         for replica in wanted - set(self._members):
             relay = Relay(replica, self)
             await relay.open()
             member = self._members[replica] = Member(replica, relay)
-            task = asyncio.create_task(self._guarded(self._tend(member)))
-            self._tending.add(task)
-            task.add_done_callback(self._tending.discard)
+            task = asyncio.create_task(self._guarded(self._probe_forever(member)))
+            self._probing.add(task)
+            task.add_done_callback(self._probing.discard)
         for replica in set(self._members) - wanted:
             self._log.info(f"replica {replica} is no longer behind its name")
             del self._members[replica]
 
-    async def _tend(self, member: Member) -> None:
+    async def _probe_forever(self, member: Member) -> None:
         while self._members.get(member.replica) is member:
             began = time.monotonic()
-            before = member.standing
-            reading = await probe.readyz(member.replica)
-            alone = not any(other.standing.ready for other in self._members.values() if other is not member)
-            member.standing = replicas.judge(before, reading, time.monotonic(), alone=alone)
-            if member.standing.ready is not before.ready or (not before.ready and member.standing != before):
-                self._say(member, before)
-            await self._agree(member)
-            self._announce()
+            before = member.health
+            result = await probe.readyz(member.replica)
+            last_ready = not any(other.health.ready for other in self._members.values() if other is not member)
+            member.health = replicas.next_health(before, result, time.monotonic(), last_ready=last_ready)
+            if member.health.ready is not before.ready or (not before.ready and member.health != before):
+                self._log_change(member, before)
+            await self._sync_router(member)
+            self._update_ready()
             await asyncio.sleep(max(0.0, began + ASK_EVERY - time.monotonic()))
-        member.standing = replicas.Standing(False, "no longer behind its name")
-        self._announce()
-        await self._agree(member)
+        member.health = replicas.Health(False, "no longer behind its name")
+        self._update_ready()
+        await self._sync_router(member)
         while member.worker is not None:  # as long as the router lists it, it may send requests there
             await asyncio.sleep(ASK_EVERY)
-            await self._agree(member)
+            await self._sync_router(member)
         member.relay.close()
 
-    async def _agree(self, member: Member) -> None:
+    async def _sync_router(self, member: Member) -> None:
         """Make the router's list say what the standing says."""
         import httpx
 
         router = self._router
         if member.generation != router.generation:
             member.worker = None
-        if not router.up or (member.worker is not None) is member.standing.ready:
+        if not router.up or (member.worker is not None) is member.health.ready:
             return
         generation = router.generation
         try:
-            if member.standing.ready:
+            if member.health.ready:
                 member.worker = await router.add(member.relay.url, await self._model(member))
                 member.generation = generation
             elif member.worker is not None:
@@ -180,7 +180,7 @@ class Gateway:
                 member.worker = None
         # RuntimeError: the router has just ended, and its client with it.
         except (httpx.HTTPError, TimeoutError, KeyError, ValueError, RuntimeError) as error:
-            what = "take in" if member.standing.ready else "take out"
+            what = "take in" if member.health.ready else "take out"
             self._log.warning(f"the router did not {what} {member.replica}: {type(error).__name__}: {error}")
 
     async def _model(self, member: Member) -> str | None:
@@ -195,15 +195,15 @@ class Gateway:
             )
         return name
 
-    def _say(self, member: Member, before: replicas.Standing) -> None:
-        if member.standing.ready:
+    def _log_change(self, member: Member, before: replicas.Health) -> None:
+        if member.health.ready:
             self._log.info(f"replica {member.replica} is ready")
         elif before.ready:
-            self._log.warning(f"replica {member.replica} is out: {member.standing.reason}")
-        elif member.standing.reason != before.reason:
-            self._log.debug(f"replica {member.replica}: {member.standing.reason}")
+            self._log.warning(f"replica {member.replica} is out: {member.health.reason}")
+        elif member.health.reason != before.reason:
+            self._log.debug(f"replica {member.replica}: {member.health.reason}")
 
-    def _announce(self) -> None:
+    def _update_ready(self) -> None:
         ready = self.readyz()["ready"]
         if ready is not self._said_ready:
             self._said_ready = ready
@@ -213,10 +213,12 @@ class Gateway:
     # -- what the relays ask and tell -------------------------------------------------------------------
 
     def candidates(self, own: Replica) -> Sequence[Replica]:
-        standings = {replica: member.standing for replica, member in self._members.items()}
-        return replicas.candidates(own, standings, {r: m.in_flight for r, m in self._members.items()})
+        """See `relay.Fleet`."""
+        health = {replica: member.health for replica, member in self._members.items()}
+        return replicas.candidates(own, health, {r: m.in_flight for r, m in self._members.items()})
 
     def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
+        """See `relay.Fleet`."""
         member = self._members.get(replica)
         if member is None:
             return lambda unanswered: None
@@ -224,6 +226,7 @@ class Gateway:
         return member.closed  # of that member, though another may be behind the same address by then
 
     def unreachable(self, replica: Replica, why: str) -> None:
+        """See `relay.Fleet`."""
         if member := self._members.get(replica):
             member.unreachable += 1
         self._log.debug(f"replica {replica} took no connection: {why}")
@@ -231,6 +234,7 @@ class Gateway:
     # -- what the control port shows --------------------------------------------------------------------
 
     def readyz(self) -> dict[str, Any]:
+        """See `app.Shown`."""
         generation = self._router.generation
         serving = sum(member.serves(generation) for member in self._members.values())
         if self._draining:
@@ -250,10 +254,12 @@ class Gateway:
         }
 
     def document(self) -> dict[str, Any]:
+        """See `app.Shown`."""
         rows = [member.document(self._router.generation) for _, member in sorted(self._members.items())]
         return {"replicas": rows, "router": {"up": self._router.up, "starts": self._router.generation}}
 
     async def metrics(self) -> tuple[bytes, str]:
+        """See `app.Shown`."""
         own = members.metrics(self._members, router_up=self._router.up, generation=self._router.generation)
         return own + await self._router.metrics(), CONTENT_TYPE
 
@@ -263,6 +269,7 @@ def run(loaded: Loaded, environ: Mapping[str, str]) -> int:
     import uvloop
 
     settings = loaded.settings
+    limits.set_limits()
     log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
 

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ..control.metrics import text
 from .relay import Relay
-from .replicas import Replica, Standing
+from .replicas import Health, Replica
 
 
 @dataclass
@@ -19,12 +19,12 @@ class Member:
 
     replica: Replica
     relay: Relay
-    standing: Standing = field(default_factory=Standing)
+    health: Health = field(default_factory=Health)
     worker: str | None = None
     generation: int = 0
     in_flight: int = 0
     requests: int = 0
-    taken_over: int = 0
+    failed_over: int = 0
     unreachable: int = 0
     unanswered: int = 0
 
@@ -32,7 +32,7 @@ class Member:
         """A request has begun that the router gave to ``instead_of``."""
         self.in_flight += 1
         self.requests += 1
-        self.taken_over += self.replica != instead_of
+        self.failed_over += self.replica != instead_of
 
     def closed(self, unanswered: bool) -> None:
         """A request is over."""
@@ -41,14 +41,15 @@ class Member:
 
     def serves(self, generation: int) -> bool:
         """It is ready, and the router in its present life sends requests to it."""
-        return self.standing.ready and self.worker is not None and self.generation == generation
+        return self.health.ready and self.worker is not None and self.generation == generation
 
     def document(self, generation: int) -> dict[str, Any]:
+        """Return the row of `/replicas`."""
         return {
             "replica": str(self.replica),
             "control_port": self.replica.control,
-            "ready": self.standing.ready,
-            "reason": self.standing.reason or None,
+            "ready": self.health.ready,
+            "reason": self.health.reason or None,
             "in_router": self.serves(generation),
             "in_flight": self.in_flight,
             "requests": self.requests,
@@ -79,7 +80,7 @@ def metrics(members: Mapping[Replica, Member], *, router_up: bool, generation: i
         ready.add_metric(name, float(member.serves(generation)))
         in_flight.add_metric(name, member.in_flight)
         requests.add_metric(name, member.requests)
-        taken.add_metric(name, member.taken_over)
+        taken.add_metric(name, member.failed_over)
         missed.add_metric(name, member.unreachable)
         lost.add_metric(name, member.unanswered)
     up = GaugeMetricFamily("relaunch_gateway_router_up", "1 while the router answers.", value=float(router_up))

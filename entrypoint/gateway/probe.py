@@ -7,26 +7,26 @@ import json
 import socket
 from collections.abc import Iterable
 
-from .replicas import Named, Reading, Replica
+from .replicas import ProbeResult, Replica, ReplicaSpec
 
 # Both in seconds. A control port answers within milliseconds, on a box that is overloaded within a second or two.
 TIMEOUT = 2.0
 RESOLVE_TIMEOUT = 5.0
 
 
-async def readyz(replica: Replica) -> Reading:
+async def readyz(replica: Replica) -> ProbeResult:
     """The reading. Never raises for what a replica or a network does."""
     try:
         async with asyncio.timeout(TIMEOUT):
             status, body = await get(replica.address, replica.control, "/readyz")
     except TimeoutError:
-        return Reading(None)
+        return ProbeResult(None)
     except OSError as error:
         # A network that is unplugged says so with other numbers, and is silence.
-        return Reading(0) if isinstance(error, ConnectionError) else Reading(None)
+        return ProbeResult(0) if isinstance(error, ConnectionError) else ProbeResult(None)
     except ValueError:
-        return Reading(0, "the control port speaks no HTTP")
-    return Reading(status, "" if status == 200 else _reason(body))
+        return ProbeResult(0, "the control port speaks no HTTP")
+    return ProbeResult(status, "" if status == 200 else _reason(body))
 
 
 def _reason(body: bytes) -> str:
@@ -72,11 +72,11 @@ async def get(
         writer.close()
 
 
-async def resolve(names: Iterable[Named]) -> dict[Named, list[str] | None]:
+async def resolve(names: Iterable[ReplicaSpec]) -> dict[ReplicaSpec, list[str] | None]:
     """Addresses by entry, None where the resolver has none now. IPv4 where a name has both: one replica must not
     count twice."""
     names = list(names)
-    found = await asyncio.gather(*(_addresses(named.host) for named in names))
+    found = await asyncio.gather(*(_addresses(spec.host) for spec in names))
     return dict(zip(names, found, strict=True))
 
 

@@ -16,12 +16,13 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+from .allowed import is_allowed
 from .replicas import Replica
 
 # A host that is gone answers nothing: this long, in seconds, then the next replica.
 CONNECT_TIMEOUT = 3.0
 # A host that goes in the middle of an answer says nothing either: after a minute the client hears of it.
-_ALIVE = (
+_KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -35,16 +36,24 @@ _CLOSE = b"Connection: close\r\n"
 
 # The router asks a new replica for these. Its own `/health` would make the engine generate, and who asked us to be
 # added has just been proven by `/readyz`; what it would read from the others is for several models at a time.
-_KNOWN = {"/health": b"", "/server_info": b"{}", "/model_info": b"{}"}
+_ANSWERED_HERE = {"/health": b"", "/server_info": b"{}", "/model_info": b"{}"}
 
 
 class Fleet(Protocol):
     """What the relay asks, and is told. ``opened`` returns what is to be called at the request's end, with whether the
     replica left it unanswered."""
 
-    def candidates(self, own: Replica) -> Sequence[Replica]: ...
-    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]: ...
-    def unreachable(self, replica: Replica, why: str) -> None: ...
+    def candidates(self, own: Replica) -> Sequence[Replica]:
+        """Return where a request for ``own`` may be sent, best first."""
+        ...
+
+    def opened(self, replica: Replica, instead_of: Replica) -> Callable[[bool], None]:
+        """Note that a request goes to ``replica``; return what is called at its end."""
+        ...
+
+    def unreachable(self, replica: Replica, why: str) -> None:
+        """Note that ``replica`` took no connection."""
+        ...
 
 
 class Relay:
@@ -56,8 +65,11 @@ class Relay:
         self.url = ""
 
     async def open(self) -> None:
+        """Listen on a free port of the loopback interface. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Request(self.own, self._fleet), "127.0.0.1", 0, backlog=1024)
+        self._server = await loop.create_server(
+            lambda: _Downstream(self.own, self._fleet), "127.0.0.1", 0, backlog=1024
+        )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
@@ -66,11 +78,11 @@ class Relay:
             self._server.close()
 
 
-class _Half(asyncio.Protocol):
+class _Pipe(asyncio.Protocol):
     """One side of a connection pair. Reads no faster than the other side takes."""
 
     transport: asyncio.Transport | None = None
-    peer: _Half | None = None
+    peer: _Pipe | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -95,10 +107,10 @@ class _Half(asyncio.Protocol):
                 self.transport.close()
 
 
-class _Answer(_Half):
+class _Upstream(_Pipe):
     """From the engine to the router."""
 
-    def __init__(self, request: _Request, replica: Replica) -> None:
+    def __init__(self, request: _Downstream, replica: Replica) -> None:
         self.peer = self._request = request
         self._replica = replica
         self._answered = False
@@ -107,7 +119,7 @@ class _Answer(_Half):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        for option in _ALIVE:
+        for option in _KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(*option)
         self._closed = self._request.fleet.opened(self._replica, self._request.own)
 
@@ -129,7 +141,7 @@ class _Answer(_Half):
         self._request.end(exc is not None)
 
 
-class _Request(_Half):
+class _Downstream(_Pipe):
     """From the router to an engine: first line read, engine connected, then bytes both ways."""
 
     def __init__(self, own: Replica, fleet: Fleet) -> None:
@@ -152,11 +164,14 @@ class _Request(_Half):
                 self.transport.abort()
             return
         method, _, rest = bytes(line).partition(b" ")
-        path = rest.partition(b" ")[0].decode("latin-1")
+        target = rest.partition(b" ")[0]
+        path = target.decode("latin-1")
         if method == b"PRI":  # HTTP/2, or gRPC: no engine of ours speaks it
             self.transport.abort()
-        elif method == b"GET" and path in _KNOWN:
-            self._say("200 OK", _KNOWN[path])
+        elif method == b"GET" and path in _ANSWERED_HERE:
+            self._respond("200 OK", _ANSWERED_HERE[path])
+        elif not is_allowed(method, target):
+            self._respond("404 Not Found", _error("the gateway does not forward this path", "not_found", 404))
         else:
             self.transport.pause_reading()
             self._connecting = asyncio.create_task(self._connect(len(line) + len(end)))
@@ -167,7 +182,7 @@ class _Request(_Half):
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     _, answer = await loop.create_connection(
-                        lambda replica=replica: _Answer(self, replica),  # type: ignore[misc]
+                        lambda replica=replica: _Upstream(self, replica),  # type: ignore[misc]
                         replica.address,
                         replica.port,
                     )
@@ -176,10 +191,9 @@ class _Request(_Half):
                 continue
             self._start(answer, after_line)
             return
-        body = {"error": {"message": "no replica can be reached", "type": "service_unavailable", "code": 503}}
-        self._say("503 Service Unavailable", json.dumps(body).encode())
+        self._respond("503 Service Unavailable", _error("no replica can be reached", "service_unavailable", 503))
 
-    def _start(self, answer: _Answer, after_line: int) -> None:
+    def _start(self, answer: _Upstream, after_line: int) -> None:
         assert self.transport is not None and answer.transport is not None and self._head is not None
         self.peer = answer
         if self.transport.is_closing():  # the client has gone meanwhile: nothing was sent
@@ -189,7 +203,7 @@ class _Request(_Half):
         answer.transport.write(head[:after_line] + _CLOSE + head[after_line:])
         self.transport.resume_reading()
 
-    def _say(self, status: str, body: bytes) -> None:
+    def _respond(self, status: str, body: bytes) -> None:
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(head.encode() + _CLOSE + b"\r\n" + body)
@@ -200,3 +214,8 @@ class _Request(_Half):
             self._connecting.cancel()
         if self.peer is not None:
             self.peer.end(True)
+
+
+def _error(message: str, kind: str, code: int) -> bytes:
+    """The body of an error, in the form of the engine's own."""
+    return json.dumps({"error": {"message": message, "type": kind, "code": code}}).encode()

@@ -22,13 +22,15 @@ from .probe import get
 
 # Seconds: to listen after the spawn, between two looks at a router that serves, and for an answer of it.
 START_TIMEOUT = 30.0
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 ANSWER_TIMEOUT = 5.0
 # This many looks in a row without an answer: it hangs.
-PATIENCE = 3
+MAX_MISSED = 3
 # A router that ran this long has given its failures back.
 STABLE = 60.0
 # The engine's own limits decide how long a request may take; the router counts a stream's whole length.
+# Bytes of a request. The router keeps a whole body before it asks anybody for a key; its own limit is 512 MiB.
+MAX_PAYLOAD = 64 << 20
 _NO_LIMIT = 7 * 86_400
 # It warns of every worker whose tokenizer it does not have; over HTTP it needs none.
 _QUIET = "smg=warn,smg::core::steps::worker::local::register_tokenizer=error"
@@ -46,6 +48,7 @@ def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> 
         "host": f"[{address}]" if ":" in address else address,
         "port": settings.port,
         "policy": "cache_aware",
+        "max_payload_size": MAX_PAYLOAD,
         "disable_retries": True,
         "disable_circuit_breaker": True,
         "disable_health_check": True,
@@ -178,11 +181,11 @@ class Router:
         self.up, self.reason = True, ""
         self._log.info(f"router up: pid {process.pid}, http://{_bracketed(self.address)}:{self._settings.port}")
         missed = 0
-        while missed < PATIENCE:
-            await asyncio.sleep(LOOK_EVERY)
+        while missed < MAX_MISSED:
+            await asyncio.sleep(CHECK_EVERY)
             missed = 0 if self._stopping or await self._answers() else missed + 1
         process.kill()
-        return f"no answer to {PATIENCE} questions in a row"
+        return f"no answer to {MAX_MISSED} questions in a row"
 
     async def _answers(self) -> bool:
         import httpx
@@ -191,7 +194,7 @@ class Router:
             return bool((await self._http.get("/liveness")).status_code == 200)
         return False
 
-    async def stop(self, patience: float) -> None:
+    async def stop(self, timeout: float) -> None:
         """SIGTERM, ``patience`` seconds for what is under way, SIGKILL. With none: end it, whatever is under way."""
         self._stopping = True
         process = self._process
@@ -199,10 +202,10 @@ class Router:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), patience)
+            await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:
-            if patience:
-                self._log.warning(f"requests were still running after {patience:.0f} s: ending the router")
+            if timeout:
+                self._log.warning(f"requests were still running after {timeout:.0f} s: ending the router")
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

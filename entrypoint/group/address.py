@@ -43,4 +43,5 @@ def require(settings: Settings) -> None:
 
 
 def host_name() -> str:
+    """Return this host's name, as messages show it."""
     return socket.gethostname()

@@ -9,7 +9,7 @@ from .. import __version__
 from ..config import engine_flags
 from ..host.inventory import Inventory
 from ..supervisor.launch import PreparedLaunch
-from .messages import Card
+from .messages import WorkerGpu
 
 # Each node's engine reads these from its own environment, and what they say of the stages must fit together.
 _STAGES = ("SGLANG_PP_LAYER_PARTITION", "SGLANG_ENABLE_PP_SPEC")
@@ -31,5 +31,6 @@ def identity(prepared: PreparedLaunch) -> dict[str, str]:
     }
 
 
-def cards(box: Inventory) -> tuple[Card, ...]:
-    return tuple(Card(gpu.index, gpu.name, gpu.sm, gpu.total_bytes, gpu.free_bytes) for gpu in box.gpus)
+def gpus(box: Inventory) -> tuple[WorkerGpu, ...]:
+    """Return what the head needs to know of this node's GPUs."""
+    return tuple(WorkerGpu(gpu.index, gpu.name, gpu.sm, gpu.total_bytes, gpu.free_bytes) for gpu in box.gpus)

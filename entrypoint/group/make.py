@@ -14,9 +14,9 @@ def make(context: NodeContext) -> Node:
     if settings.nnodes == 1:
         return Node(context)
     if settings.node_rank == 0:
-        from .head import Head
+        from .head import GroupHead
 
-        return Head(context)
-    from .worker import Worker
+        return GroupHead(context)
+    from .worker import GroupWorker
 
-    return Worker(context)
+    return GroupWorker(context)

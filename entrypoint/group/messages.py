@@ -1,4 +1,4 @@
-"""What the nodes of a group say to each other, as JSON over `POST /group` of the head's control port."""
+"""The messages between the nodes of a group: JSON over `POST /group` of the head's control port."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..supervisor.node import Refusal
 # Seconds, where there is nothing to count from: JSON knows no infinity.
 NEVER = 1e9
 
-# Where a worker stands. ``waiting``: prepared, nothing of an older engine left, ready for the next epoch.
-Standing = Literal["preparing", "waiting", "running", "ended", "leaving", "gave_up"]
+# State of a worker. ``waiting``: prepared, nothing of an older engine left, ready for the next epoch.
+WorkerState = Literal["preparing", "waiting", "running", "ended", "leaving", "gave_up"]
 # ``wait``: go on as you are; ``start``: spawn for this epoch; ``run``: the epoch is on; ``end``: it is over, end your
 # engine; ``over``: the group has given up.
 Order = Literal["wait", "start", "run", "end", "over"]
@@ -39,7 +39,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Card:
+class WorkerGpu:
     """A GPU of a worker, as the head's plan needs it. Sizes in bytes."""
 
     index: int
@@ -51,18 +51,18 @@ class Card:
 
 @dataclass(frozen=True)
 class Report:
-    """A worker's word. ``life``: unique per life of its supervisor; ``identity``: what must be alike on all nodes;
-    ``quiet``: seconds since its engine showed progress; ``end`` is there when ``standing`` is ended, ``refusal`` when
-    it is gave_up."""
+    """What a worker reports. ``instance_id``: unique to its supervisor; ``identity``: what must be alike on all
+    nodes; ``idle_seconds``: since its engine showed progress; ``end`` is there when ``state`` is ended, ``refusal``
+    when it is gave_up."""
 
     rank: int
-    life: str
+    instance_id: str
     host: str
-    standing: Standing
+    state: WorkerState
     epoch: str | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
-    cards: tuple[Card, ...] = ()
-    quiet: float = 0.0
+    gpus: tuple[WorkerGpu, ...] = ()
+    idle_seconds: float = 0.0
     end: End | None = None
     refusal: Refusal | None = None
 
@@ -84,16 +84,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The head's word. ``epoch``: the one that ``order`` is about; ``ready``: the group serves; ``quiet``: seconds
+class Reply:
+    """The head's reply. ``epoch``: the one that ``order`` is about; ``ready``: the group serves; ``idle_seconds``:
     since any node showed progress; ``plan`` comes with start, ``outcome`` when a reported end was understood,
     ``refusal`` with over."""
 
     order: Order
     epoch: str | None = None
     ready: bool = False
-    quiet: float = 0.0
-    words: str = ""
+    idle_seconds: float = 0.0
+    message: str = ""
     plan: Plan | None = None
     outcome: Outcome | None = None
     refusal: Refusal | None = None
@@ -101,28 +101,30 @@ class Answer:
 
 # Made when first asked for: the one host that needs nobody never pays for them.
 @cache
-def _reports() -> TypeAdapter[Report]:
+def _report_adapter() -> TypeAdapter[Report]:
     return TypeAdapter(Report)
 
 
 @cache
-def _answers() -> TypeAdapter[Answer]:
-    return TypeAdapter(Answer)
+def _reply_adapter() -> TypeAdapter[Reply]:
+    return TypeAdapter(Reply)
 
 
-def report_to(report: Report) -> bytes:
-    return _reports().dump_json(report)
+def dump_report(report: Report) -> bytes:
+    """Return the body of `POST /group`."""
+    return _report_adapter().dump_json(report)
 
 
-def answer_to(answer: Answer) -> bytes:
-    return _answers().dump_json(answer)
+def dump_reply(answer: Reply) -> bytes:
+    """Return the body of the response."""
+    return _reply_adapter().dump_json(answer)
 
 
-def report_from(body: bytes) -> Report:
-    """Raises ValueError for what is no report."""
-    return _reports().validate_json(body)
+def parse_report(body: bytes) -> Report:
+    """Return the report in ``body``. Raises ValueError for anything else."""
+    return _report_adapter().validate_json(body)
 
 
-def answer_from(body: bytes) -> Answer:
-    """Raises ValueError for what is no answer."""
-    return _answers().validate_json(body)
+def parse_reply(body: bytes) -> Reply:
+    """Return the reply in ``body``. Raises ValueError for anything else."""
+    return _reply_adapter().validate_json(body)

@@ -36,7 +36,9 @@ class Observed:
     the cgroup's out-of-memory counter rose; ``xids``: numbers of Xid lines since the start; ``gpus_missing``: NVML no
     longer knows a GPU; ``hang``: no progress for the patience of the stage; ``compiler_running``: nvcc and friends
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
-    than from the log; ``stopped``: a process was stopped by a signal from outside for too long."""
+    than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
+    were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to
+    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -49,6 +51,9 @@ class Observed:
     stage: str | None = None
     stop_requested: bool = False
     stopped: bool = False
+    exposed: bool = False
+    disk_full: bool = False
+    gpu_memory_low: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
     scanner.end()
     run, earlier = _relevant(scanner)
-    best = _first_failure(run)
+    best = _first_failure(run, over=observed.exit_code is not None or observed.signal is not None)
     outside = _from_outside(run, best, observed)
     if outside is not None:
         cause, stage, confidence, text = outside
@@ -128,15 +133,19 @@ def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
     """No failure: the engine is healthy, or it was on its way, or nothing was recognised. Three different answers."""
     seen = [hit for hit in run.hits if hit.cause == "none" or hit.of_request][:3]
     stage = observed.stage or run.stage_of("")
-    if run.ready or run.answered:
+    if run.ready or run.answered or run.computed:
         proof = [(run.ready, run.ready_text), (run.answered, run.answered_text)]
         evidence = tuple(Evidence(number, _clean(unwrap(text).text)) for number, text in proof if number)
-        summary = "healthy: " + ", ".join(
+        summary = ("healthy until it was told to stop: " if run.stopping else "healthy: ") + ", ".join(
             [f"ready in line {run.ready}"] * bool(run.ready)
             + [f"{run.answers} requests answered, the last in line {run.answered}"] * bool(run.answered)
+            + [f"the last batch in line {run.computed}"] * bool(run.computed)
         )
-        verdict = _verdict("none", stage, None, HEALTHY, (*evidence, *_evidence(seen)), run)
-        return replace(verdict, summary=f"{summary}; no failure after that")
+        own = [hit for hit in run.hits if hit.cause != "none" and not (hit.soft or hit.of_request)]
+        past = [hit for hit in own if hit.score >= _FLOOR and run.survived(hit)]
+        after = "what failed before that was overcome" if past else "no failure after that"
+        verdict = _verdict("none", stage, None, HEALTHY, (*evidence, *_evidence(past[:3] or seen)), run)
+        return replace(verdict, summary=f"{summary}; {after}")
     verdict = _verdict("none", stage, None, NOTHING, _evidence(seen), run)
     if seen:
         return replace(verdict, summary="no failure of the engine: only warnings, or faults of single requests")
@@ -157,22 +166,24 @@ def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
 def _relevant(scanner: Scanner) -> tuple[Run, bool]:
     """The last run, or the last that failed when the last one shows nothing yet."""
     last = scanner.run
-    if not (last.ready or last.answered) and _first_failure(last) is None:
+    if not (last.ready or last.lives) and _first_failure(last) is None:
         for run in reversed(scanner.runs[:-1]):
             if run.ended and _first_failure(run) is not None:
                 return run, True
     return last, False
 
 
-def _first_failure(run: Run) -> Hit | None:
+def _first_failure(run: Run, *, over: bool = False) -> Hit | None:
     """The first failure on the way to the end: of what the engine did not survive, the most telling.
 
     A warning explains an end, and so does what the engine survived at first; neither condemns a server that goes on.
+    ``over``: the run is known to have ended, whether its log says so or not.
     """
-    own = [hit for hit in run.hits if not hit.of_request and hit.score >= _FLOOR]
+    own = [hit for hit in run.hits if not hit.of_request and hit.score >= _FLOOR and not run.asked_for(hit)]
     candidates = [hit for hit in own if not hit.soft and not run.survived(hit)]
-    if run.ended > run.ready and max((hit.score for hit in candidates), default=0) <= ONLY_THAT_IT_ENDED:
-        candidates += [hit for hit in own if hit.number > run.ready]
+    if (over or run.ended > run.ready) and max((hit.score for hit in candidates), default=0) <= ONLY_THAT_IT_ENDED:
+        late = [hit for hit in own if hit.number > run.ready and not run.outlived(hit)]
+        candidates += [hit for hit in late if run.ended > run.ready or not hit.soft]
     if not candidates:
         return None
     # The kernel's word counts before everything that processes say of it.
@@ -182,11 +193,16 @@ def _first_failure(run: Run) -> Hit | None:
     return None if first.cause == "none" else first
 
 
+def lost_xids(numbers: Iterable[int]) -> list[int]:
+    """Return those after which a GPU is of no use before somebody acts, in order."""
+    return sorted(number for number in numbers if catalogue().xids.get(number) in ("reset", "reboot", "service"))
+
+
 def _from_outside(run: Run, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
     stage = observed.stage or run.stage_of("")
     strong = best is not None and best.score >= STRONG
-    lost = sorted(xid for xid in observed.xids if catalogue().xids.get(xid) in ("reset", "reboot", "service"))
+    lost = lost_xids(observed.xids)
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
     if observed.gpus_missing or lost:

@@ -1,7 +1,7 @@
 """A log's lines as incidents: what was written by whom, with the traceback that stands above an exception. Pure.
 
-Understands the order of a traceback (opening line, frames, exception, further lines of its message), chains of them,
-and text that a client or a model wrote, which is dropped.
+Understands the order of a traceback (opening line, frames, exception, further lines of its message), chains of them.
+Text that a client or a model wrote must not be fed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..engine.lines import Line, unwrap
-from ..engine.log import is_configuration
-from .causes import catalogue
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+,? (in \S+)')
 _TRACEBACK = "Traceback (most recent call last)"
@@ -27,13 +25,11 @@ _ADVICE = re.compile(
     r"^(?:Possible solutions|CUDA kernel errors might|For debugging consider|Compile with|Search for `|Open an issue"
     r"|You can suppress|Set TORCH_LOGS|If reserved but|\d\. set --)"
 )
-_TIMED = re.compile(r"\d\d:\d\d|pid=")  # a prefix that the engine's logger writes; anybody can begin with ERROR:
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[([EWIF])\d{3,4} ")
 _QUIET = {"DEBUG": "warning", "INFO": "info", "WARN": "warning", "WARNING": "warning", "I": "info", "W": "warning"}
 MESSAGE_LINES = 8  # further lines of one exception's message that are looked at together with it
 MESSAGE_CHARS = 1500
 FRAMES = 400  # of one traceback: recursion
-ECHO_LINES = 200  # lines without a prefix that may hang on one echo of a client's text
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,6 @@ class IncidentReader:
         self._open = False  # inside a traceback, before its exception
         self._chained = False
         self._exception: _Exception | None = None
-        self._echo = 0
         self._last: tuple[int, str] = (0, "")
 
     def feed(self, number: int, raw: str) -> Iterator[Incident]:
@@ -84,8 +79,6 @@ class IncidentReader:
         text = line.text
         if not text.strip():
             yield from self.flush()
-            return
-        if self._is_echo(line):
             return
         if 'File "' in text:
             frame = _FRAME.search(text)
@@ -121,16 +114,6 @@ class IncidentReader:
                 found.line,
             )
 
-    def _is_echo(self, line: Line) -> bool:
-        if catalogue().subject["echoes"].search(line.text[:200]):
-            self._echo = ECHO_LINES if line.prefix else 0
-            return True
-        if _TIMED.search(line.prefix) or not self._echo:
-            self._echo = 0
-            return is_configuration(line.text)
-        self._echo -= 1
-        return True
-
     def _traceback(self, number: int, line: Line) -> Iterator[Incident]:
         opener = line.text.split(_TRACEBACK)[0].strip(" :\n")
         if opener or not self._chained:
@@ -155,7 +138,7 @@ class IncidentReader:
             owner = line if line.writer or line.rank is not None or self._owner is None else self._owner
             found = _Exception(
                 number,
-                Line(bare, owner.rank, owner.writer, line.prefix),
+                line._replace(text=bare, rank=owner.rank, writer=owner.writer),
                 (named[1] or "").rpartition(".")[2] or "fatal",
                 "\n".join(self._frames),
                 self._opener,

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, StageBegun, StageEnded, is_configuration, mark_of
+from ..engine.lines import is_configuration
+from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, StageBegun, StageEnded, mark_of
 from .causes import Meaning, catalogue
 
 # The catalogue's stages in the order in which a start goes through them.
@@ -23,6 +24,8 @@ STAGE_ORDER = (
     "first_forward",
     "serving",
 )
+GOES_ON = 20  # signs of life after a failure text: however the run ended later, that text did not end it
+LASTING = frozenset({"gpu_lost", "nan_output", "degenerate_output"})  # goes on although the engine answers
 _CAPTURE_SIZE = re.compile(r"Capturing (?:batches|num tokens) \((?:bs|num_tokens)=(\d+)")
 _AVAILABLE = re.compile(r"avail[ _]mem=(\d+(?:\.\d+)?) ?GB")
 _GIB = float(1 << 30)
@@ -43,6 +46,7 @@ class Hit(NamedTuple):
     stage: str | None
     rank: int | None
     next_step: str | None
+    lives: int  # signs of life of the run so far
 
 
 @dataclass
@@ -50,7 +54,8 @@ class Run:
     """One run of an engine, as its log tells it. Line numbers count from 1, 0 means never.
 
     ``ready``: it said that it serves; ``answered``: a request was answered, ``answers`` how many; ``ended``: a line
-    says that a process is over; ``advances``: (line, place in STAGE_ORDER) of everything that went on.
+    says that a process is over; ``stopping``: it was told to stop and took its time; ``advances``: (line, place in
+    STAGE_ORDER) of everything that went on.
     """
 
     parser: LogParser = field(default_factory=LogParser)
@@ -62,6 +67,7 @@ class Run:
     answered_text: str = ""
     answers: int = 0
     ended: int = 0
+    stopping: int = 0
     advances: list[tuple[int, int]] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -69,6 +75,7 @@ class Run:
     compiling: bool = False
     activity: str | None = None  # prefill or decode: the last batch line
     computed: int = 0  # its number
+    lives: int = 0  # batches and answered requests
 
     def stage_of(self, writer: str) -> str | None:
         """The catalogue's stage in which ``writer`` is."""
@@ -89,6 +96,8 @@ class Run:
         subject = catalogue().subject
         if subject["answered"].search(lowered):
             self.answer(number, text)
+        if subject["stopping"].search(lowered):
+            self.stopping = self.stopping or number
         if self.ready and not self.ended and self.parser.fired_up:
             return False  # stage lines of an engine that serves are not its own
         if mark_of(text):
@@ -99,19 +108,30 @@ class Run:
     def answer(self, number: int, text: str) -> None:
         """A request was answered."""
         self.answered, self.answered_text, self.answers = number, text, self.answers + 1
+        self.lives += 1
 
     def survived(self, hit: Hit) -> bool:
-        """Whether the engine went on after ``hit``: it became ready, answered, or reached a later stage."""
-        if self.ready > hit.number:
+        """Whether the engine went on after ``hit``: it became ready, worked, or reached a later stage."""
+        if hit.cause in LASTING:
+            return False
+        if self.ready > hit.number or self.outlived(hit):
             return True
         if hit.fatal:
             return False
-        if hit.cause.startswith("hang_") and self.computed > hit.number:
+        if self.computed > hit.number and (not self.ended or hit.cause.startswith("hang_")):
             return True
         if self.answered > hit.number:
             return True
         reached = STAGE_ORDER.index(hit.stage) if hit.stage in STAGE_ORDER else -1
         return any(line > hit.number and place > reached for line, place in self.advances)
+
+    def outlived(self, hit: Hit) -> bool:
+        """Whether the engine worked on for so long after ``hit`` that it did not end it, however it ended later."""
+        return self.lives - hit.lives >= GOES_ON and hit.cause not in LASTING
+
+    def asked_for(self, hit: Hit) -> bool:
+        """Whether ``hit`` says only that something ended, after the engine was told to stop."""
+        return 0 < self.stopping < hit.number and hit.cause == "unknown"
 
     def _mark(self, number: int, raw: str, writer: str, text: str) -> None:
         for event in self.parser.feed(raw, 0.0):

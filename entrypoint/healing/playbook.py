@@ -1,4 +1,4 @@
-"""What to do after an end: for each cause a list of remedies, tried in order, each a few times. Pure."""
+"""What to do after an end: for each cause its remedies, tried in order, each a limited number of times. Pure."""
 
 from __future__ import annotations
 

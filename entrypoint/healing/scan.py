@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
-from ..engine.lines import LONGEST, expand, unwrap
+from ..engine.lines import LONGEST, EvidenceFilter, expand, is_request, unwrap
 from ..engine.log import mark_of
 from .areas import innermost, site_of
 from .causes import Meaning, Message, catalogue
@@ -53,7 +53,9 @@ class Scanner:
         self.lines = 0  # lines with any text
         self._one_run = one_run
         self._reader = IncidentReader()
+        self._filter = EvidenceFilter()
         self._shapes: dict[str, int] = {}
+        self._echoes: set[str] = set()  # of these, what only repeats what a client sent
         self._often: set[str] = set()  # lines, without their time, that have been seen often enough
         self._named = 0
         self._last: deque[Incident] = deque(maxlen=NAMED_LAST)
@@ -70,7 +72,7 @@ class Scanner:
 
     def feed(self, number: int, raw: str) -> None:
         """Take in one physical line, without its line end."""
-        if _untimed(raw) in self._often:
+        if not self._filter.in_request and _untimed(raw) in self._often:
             self.lines += 1
             return
         if not raw or raw.isspace():
@@ -79,7 +81,10 @@ class Scanner:
         self.lines += 1
         if len(raw) > LONGEST:  # what is said stands at the begin, or at the end of what was printed without line ends
             raw = f"{raw[: LONGEST // 2]} {raw[-LONGEST // 2 :]}"
-        for part in expand(raw):
+        parts = expand(raw)
+        if len(parts) > 1 and is_request(unwrap(parts[0]).text):
+            parts = parts[:1]
+        for part in parts:
             self._line(number, part)
 
     def end(self) -> None:
@@ -88,44 +93,61 @@ class Scanner:
         self._name_last()
 
     def _line(self, number: int, raw: str) -> None:
-        if '" 200 OK' in raw:
-            if '"POST' in raw:
-                self.run.answer(number, raw)
-            return
-        if " batch, #" in raw or " batch [" in raw:
-            self._batch(number, raw)
+        line = None
+        if self._filter.in_request:
+            line = unwrap(raw)
+            if not self._filter.admits(line) and self._filter.in_request:
+                return
+        if self._life(number, raw):
             return
         shape = _STAMP.sub("", raw, 1).translate(_DIGITS)
-        seen = self._shapes.get(shape, 0)
-        if len(self._shapes) > SHAPES:
-            self._shapes.clear()
-            self._often.clear()
-        self._shapes[shape] = seen + 1
-        if seen >= SAME_SHAPE:
+        if self._seen_often(shape):
             self._often.add(_untimed(raw))
             return
-        line = unwrap(raw)
+        line = line or unwrap(raw)
         if line.prefix or "%" in raw or mark_of(line.text):
             self._take(self._reader.flush())  # before this line moves a stage: it happened in the one before
-        if begins_run(line.text):
-            self._begin()
+        if not self._filter.admits(line):
+            if self._filter.in_request:
+                self._echoes.add(shape)
+            elif begins_run(line.text):
+                self._begin()
             return
         if self.run.read(number, raw, line.writer, line.text):
             return
-        if catalogue().subject["ended"].search(line.text[:300].lower()) and not self._is_quiet(line.text):
+        if catalogue().subject["ended"].search(line.text[:300].lower()):
             self.run.ended = number
         if _KERNEL.search(line.text) and _STAMP.match(raw):
             return  # the kernel does not write through the engine's logger: somebody's text
         self._take(self._reader.feed(number, raw))
 
-    def _is_quiet(self, text: str) -> bool:
-        return catalogue().subject["echoes"].search(text[:200]) is not None
+    def _life(self, number: int, raw: str) -> bool:
+        """Whether a line is an answered request or a batch, which most lines of a server's log are."""
+        if '" 200 OK' in raw:
+            if '"POST' in raw:
+                self.run.answer(number, raw)
+            return True
+        if " batch, #" in raw or " batch [" in raw:
+            self._batch(number, raw)
+            return True
+        return False
+
+    def _seen_often(self, shape: str) -> bool:
+        """Count a line; whether it says nothing new. What repeats a client's text must be looked at every time."""
+        if len(self._shapes) > SHAPES:
+            self._forget()
+        seen = self._shapes.get(shape, 0)
+        self._shapes[shape] = seen + 1
+        return seen >= SAME_SHAPE and shape not in self._echoes
+
+    def _forget(self) -> None:
+        self._shapes, self._often, self._echoes = {}, set(), set()
 
     def _batch(self, number: int, raw: str) -> None:
         self._take(self._reader.flush())
         run = self.run
         run.activity = "prefill" if "Prefill" in raw else "decode"
-        run.latest, run.computed = run.latest or "serving", number
+        run.latest, run.computed, run.lives = run.latest or "serving", number, run.lives + 1
         if run.activity == "prefill":
             run.numbers.update(numbers_in(raw, "new_tokens"))
 
@@ -135,7 +157,8 @@ class Scanner:
             self._take(self._reader.flush())
             self._name_last()
             self.runs = [*self.runs[1 - RUNS :], Run()]
-            self._reader, self._shapes, self._often, self._named = IncidentReader(), {}, set(), 0
+            self._reader, self._named = IncidentReader(), 0
+            self._forget()
         self.run.latest = self.run.latest or "init"
 
     def _take(self, incidents: Iterable[Incident]) -> None:
@@ -207,6 +230,7 @@ class Scanner:
                     stage,
                     rank,
                     meaning.next_step,
+                    run.lives,
                 )
             )
 

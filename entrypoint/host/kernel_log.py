@@ -1,97 +1,111 @@
-"""What the host says about an end: out-of-memory kills and GPU errors (Xid) since the engine was spawned."""
+"""The kernel's log (/dev/kmsg): GPU errors (Xid) and out-of-memory kills, at all or since an engine was spawned."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .memory import cgroup_files
+
+KMSG = Path("/dev/kmsg")
 _XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)")
 _KILLED = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)")
+# One read returns one record, which the kernel limits to 8 KiB (CONSOLE_EXT_LOG_MAX, kernel/printk/internal.h).
+_RECORD_BYTES = 8192
+# A storm of messages ends a reading here; the ring buffer holds fewer by default (CONFIG_LOG_BUF_SHIFT 18).
+_MOST_RECORDS = 20_000
+# Messages that one end of an engine keeps as evidence.
+_MOST_EVIDENCE = 50
 
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """``oom_kill``: the kernel killed a process of this cgroup or of our tree. ``lines``: kernel messages."""
+    """``oom_kill``: the kernel killed a process of our control group or of our tree. ``lines``: its messages."""
 
     oom_kill: bool = False
     xids: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
 
 
-class HostSigns:
-    """Made at the spawn, asked after the end. What may not be read is simply not known."""
+def nvidia_messages(path: Path = KMSG) -> list[str] | None:
+    """What the NVIDIA driver wrote, oldest first. None: the log is not readable, or holds nothing at all."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        messages = list(_messages(descriptor))
+    finally:
+        os.close(descriptor)
+    return [text for text in messages if "NVRM" in text or "nvidia" in text.lower()] if messages else None
 
-    def __init__(self, kmsg: Path = Path("/dev/kmsg"), cgroup: Path | None = None) -> None:
-        self._counter = cgroup or _oom_counter_file()
+
+def xid_messages(path: Path = KMSG) -> tuple[str, ...] | None:
+    """The driver's messages about GPU errors, oldest first. None: the log is not readable."""
+    found = nvidia_messages(path)
+    return None if found is None else tuple(text for text in found if "Xid" in text)
+
+
+class KernelMonitor:
+    """Made when the engine is spawned, asked once after its end. What may not be read counts as nothing."""
+
+    def __init__(self, kmsg: Path = KMSG, oom_counter: Path | None = None) -> None:
+        """``oom_counter``: the file with the line ``oom_kill N``, by default that of our control group."""
+        counters = cgroup_files("memory.events", "memory.oom_control")
+        self._counter = oom_counter or next(iter(counters), None)
         self._before = _oom_kills(self._counter)
         self._kmsg: int | None = None
-        try:
+        with contextlib.suppress(OSError):
             self._kmsg = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._kmsg, 0, os.SEEK_END)
-        except OSError:
-            self._close()
 
     def read(self, pids: Collection[int]) -> KernelEvidence:
-        """KernelEvidence since the spawn; ``pids``: processes that the tree ever had."""
-        lines = self._messages()
-        self._close()
-        xids = tuple(int(match[1]) for line in lines if (match := _XID.search(line)))
+        """What the kernel said since; ``pids``: the processes that the engine's tree ever had."""
+        lines = [] if self._kmsg is None else [f"kernel: {text}" for text in _messages(self._kmsg)]
+        self.close()
+        xids = [(line, int(match[1])) for line in lines if (match := _XID.search(line))]
         killed = [match for line in lines if (match := _KILLED.search(line))]
         ours = any(int(match[1]) in pids or match[2].startswith("sglang") for match in killed)
-        told = [line for line in lines if _XID.search(line)]
-        told += [line for line in lines if ours and ("oom" in line.lower() or _KILLED.search(line))]
-        return KernelEvidence(ours or _oom_kills(self._counter) > self._before, xids, tuple(told[-50:]))
+        evidence = [line for line, _ in xids]
+        evidence += [line for line in lines if ours and ("oom" in line.lower() or _KILLED.search(line))]
+        return KernelEvidence(
+            ours or _oom_kills(self._counter) > self._before,
+            tuple(number for _, number in xids),
+            tuple(evidence[-_MOST_EVIDENCE:]),
+        )
 
-    def _messages(self) -> list[str]:
-        lines: list[str] = []
-        while self._kmsg is not None and len(lines) < 5000:
-            try:
-                record = os.read(self._kmsg, 8192)  # one message a read
-            except BlockingIOError:
-                break
-            except OSError:
-                continue  # EPIPE: older messages were overwritten
-            if not record:
-                break
-            lines.append("kernel: " + record.decode("utf-8", "replace").partition(";")[2].split("\n")[0])
-        return lines
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let go of the log; safe to repeat."""
         if self._kmsg is not None:
             os.close(self._kmsg)
             self._kmsg = None
 
-    close = _close
+
+def _messages(descriptor: int) -> Iterator[str]:
+    """The texts of the records that can be read now: ``PRIORITY,SEQUENCE,TIME,FLAGS;TEXT``, each followed by lines
+    of ``KEY=VALUE`` that begin with a space (Documentation/ABI/testing/dev-kmsg)."""
+    for _ in range(_MOST_RECORDS):
+        try:
+            data = os.read(descriptor, _RECORD_BYTES)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # older records were overwritten: the next read goes on behind them
+                continue
+            return  # EAGAIN: all was read; EPERM: we may not
+        if not data:
+            return
+        for line in data.decode("utf-8", "replace").splitlines():
+            if not line.startswith(" "):
+                yield line.partition(";")[2] or line
 
 
-def _oom_counter_file() -> Path | None:
-    """memory.events of our cgroup (v2), or memory.oom_control (v1)."""
+def _oom_kills(counter: Path | None) -> int:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for root, name in (("/sys/fs/cgroup", "memory.events"), ("/sys/fs/cgroup/memory", "memory.oom_control")):
-            if controllers in ("", "memory"):
-                for place in (path.lstrip("/"), ""):
-                    candidate = Path(root, place, name)
-                    if candidate.is_file():
-                        return candidate
-    return None
-
-
-def _oom_kills(path: Path | None) -> int:
-    if path is None:
-        return 0
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == "oom_kill":
-                return int(value)
+        rows = counter.read_text().splitlines() if counter else []
+        return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import psutil
@@ -61,12 +60,6 @@ def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:
     except OSError:
         return None
     return found.f_frsize * found.f_blocks
-
-
-def lockable_bytes() -> int | None:
-    """How much a process may lock (hard RLIMIT_MEMLOCK); None: unlimited."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _text(path: Path) -> str:

@@ -13,13 +13,13 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-SHM = Path("/dev/shm")
+from .memory import SHARED_MEMORY
 
 
 class ShmLedger:
-    """Which files of /dev/shm belong to our tree, by (name, inode)."""
+    """The files of /dev/shm that belong to our process tree, each by name and inode."""
 
-    def __init__(self, root: Path = SHM, record: Path | None = None) -> None:
+    def __init__(self, root: Path = SHARED_MEMORY, record: Path | None = None) -> None:
         """``record``: where the claims are kept, so that they outlive a killed supervisor."""
         self._root = root
         self._record = record
@@ -64,7 +64,7 @@ class ShmLedger:
                 self._record.write_text(json.dumps(sorted(self._ours)), encoding="utf-8")
 
     @classmethod
-    def of_record(cls, record: Path, root: Path = SHM) -> ShmLedger:
+    def of_record(cls, record: Path, root: Path = SHARED_MEMORY) -> ShmLedger:
         """The ledger that an earlier supervisor kept; empty when there is none."""
         ledger = cls(root, record)
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):

@@ -1,3 +1,3 @@
 """What the installed CUDA packages are: binaries and the GPUs they run on, the compiler, kernels compiled ahead.
 
-Leans on the standard library alone, so that an image build can run it before the rest of relaunch is there."""
+Imports the standard library alone, so that an image build can run it before the rest of relaunch is there."""

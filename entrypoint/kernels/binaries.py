@@ -11,9 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from . import fatbin, home
-
-Verdict = Literal["pass", "warn", "fail"]
+from . import cuda_home, fatbin
 
 # Nothing works without these; all others cost a feature at most.
 REQUIRED = frozenset({"torch", "sglang-kernel", "nvidia-cublas", "nvidia-nccl-cu13"})
@@ -47,14 +45,15 @@ TOOLCHAIN = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-
 
 @dataclass(frozen=True)
 class Finding:
-    """One package. ``verdict``: pass, warn (a feature is lost), fail (the engine cannot work)."""
+    """What one package has for the GPU. ``verdict``: pass, warn (a feature is lost), fail (the engine cannot work)."""
 
     package: str
     version: str
-    verdict: Verdict
+    verdict: Literal["pass", "warn", "fail"]
     detail: str
 
     def line(self) -> str:
+        """The finding for the log of an image build."""
         return f"{self.verdict:4} {self.package}=={self.version}: {self.detail}"
 
 
@@ -95,7 +94,7 @@ def toolchain() -> list[Finding]:
         return [Finding("nvidia-cuda-nvcc", nvcc, "fail", f"compiler and headers differ in CUDA version: {mixture}")]
     if shutil.which("c++") is None:
         return [Finding("nvidia-cuda-nvcc", nvcc, "fail", "no C++ compiler beside it (Debian: apt-get install g++)")]
-    compiler, headers = home.versions()
+    compiler, headers = cuda_home.versions()
     detail = f"compiler and headers are both of CUDA {minors['nvidia-cuda-nvcc']}"
     if compiler and headers and compiler != headers:
         return [Finding("nvidia-cuda-nvcc", nvcc, "fail", f"CUDA_HOME has nvcc {compiler} and headers of {headers}")]

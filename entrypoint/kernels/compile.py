@@ -38,6 +38,7 @@ def sglang(make: Any, arguments: list[Any], sm: int) -> bool:
 
 
 def main() -> int:
+    """Build the kernel that the command line names; returns the exit code."""
     library, sm, target, *words = sys.argv[1:]
     module, _, function = target.partition(":")
     make = getattr(importlib.import_module(module), function)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from . import home
+from . import cuda_home
 
 _PACKAGES = ("sglang", "torch", "flashinfer-python", "sgl-deep-gemm", "triton", "apache-tvm-ffi", "nvidia-cuda-nvcc")
 
@@ -127,6 +127,9 @@ SM120: tuple[Kernel, ...] = (
     ),
 )
 
+# Of the free memory, for compilers: the rest of the machine needs some too.
+MEMORY_SHARE = 0.75
+
 BY_SM: Mapping[int, tuple[Kernel, ...]] = {120: SM120}
 
 # Compiled by libraries that ask the GPU itself what to compile for.
@@ -152,7 +155,7 @@ def directory(cache_dir: Path) -> Path:
             parts.append(f"{name}={metadata.version(name)}")
         except metadata.PackageNotFoundError:
             parts.append(f"{name}=none")
-    parts += [f"python={sys.version_info[:2]}", sysconfig.get_path("purelib"), str(home.wheels())]
+    parts += [f"python={sys.version_info[:2]}", sysconfig.get_path("purelib"), str(cuda_home.wheels())]
     return cache_dir / "jit" / ("kernels-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12])
 
 
@@ -165,7 +168,7 @@ def environment(cache_dir: Path, sms: Sequence[int]) -> dict[str, str]:
         "SGLANG_JIT_CACHE_DIR": str(place / "sglang"),
         "SGLANG_DG_CACHE_DIR": str(place / "deep_gemm"),
     }
-    target = home.place(cache_dir)
+    target = cuda_home.place(cache_dir)
     if target is not None:
         env["CUDA_HOME"] = str(target)
     if len(set(sms)) == 1 and sms[0] in BY_SM:
@@ -182,7 +185,7 @@ def libraries(kernel: Kernel, place: Path, sm: int) -> list[Path]:
     return sorted(cached.glob(f"{kernel.built}/{kernel.built}.so"))
 
 
-def is_warm(kernel: Kernel, place: Path, sm: int) -> bool:
+def is_compiled(kernel: Kernel, place: Path, sm: int) -> bool:
     """True when its library is there. FlashInfer and sglang look again whether it is older than its sources."""
     return bool(libraries(kernel, place, sm))
 
@@ -197,5 +200,5 @@ def has_engine() -> bool:
 
 
 def jobs(memory_bytes: int, cores: int, kernel: Kernel) -> int:
-    """Compiler jobs at a time: no more than cores, and no more than three quarters of the memory hold."""
-    return max(1, min(cores, int(memory_bytes * 0.75 / (kernel.gib * (1 << 30)))))
+    """Compiler jobs at a time: no more than cores, and no more than three quarters of ``memory_bytes`` hold."""
+    return max(1, min(cores, int(memory_bytes * MEMORY_SHARE / (kernel.gib * (1 << 30)))))

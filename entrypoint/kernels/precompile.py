@@ -11,14 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import home, kernels
+from . import cuda_home, kernels
 from .kernels import Kernel
+
+# Memory that an image build counts on where /proc/meminfo cannot be read.
+FALLBACK_MEMORY = 4 << 30
+# Characters of a compiler's error that are passed on.
+REASON_CHARS = 300
 
 
 @dataclass(frozen=True)
-class Result:
-    """``state``: found (nothing was compiled), compiled, failed. ``seconds`` is the build alone; ``cpu_seconds`` and
-    ``peak_bytes`` (of the largest process) those of its compilers."""
+class CompileResult:
+    """How one kernel's build ended. ``state``: found (nothing was compiled), compiled, failed. ``seconds`` is the build
+    alone; ``cpu_seconds`` and ``peak_bytes`` (of the largest process) those of its compilers."""
 
     kernel: Kernel
     state: str
@@ -33,12 +38,14 @@ def compile_ahead(
     cache_dir: Path,
     sm: int,
     environ: Mapping[str, str],
+    memory_available: Callable[[], int],
     max_jobs: int | None = None,
     progress: Callable[[str], None] = print,
-) -> list[Result]:
-    """Build each kernel for ``sm`` in a process of its own, with as many compiler jobs as the memory holds.
+) -> list[CompileResult]:
+    """Build each kernel for ``sm`` in a process of its own, with ``max_jobs`` compiler jobs or as many as the
+    bytes hold that ``memory_available`` returns; ``progress`` gets a line before and after each.
     Raises OSError when the cache cannot be written, RuntimeError without a compiler."""
-    if home.ensure(cache_dir, environ) is None:
+    if cuda_home.ensure(cache_dir, environ) is None:
         raise RuntimeError("no CUDA compiler among the installed packages (nvidia-cuda-nvcc)")
     ours = kernels.environment(cache_dir, [sm])
     place = Path(environ.get("FLASHINFER_WORKSPACE_BASE", ours["FLASHINFER_WORKSPACE_BASE"]))
@@ -47,8 +54,8 @@ def compile_ahead(
     base = {**ours, **environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "FLASHINFER_LOGGING_LEVEL": "warning"}
     results = []
     for number, kernel in enumerate(chosen := list(wanted), 1):
-        jobs = max_jobs or kernels.jobs(available_memory(), os.cpu_count() or 1, kernel)
-        known = "" if kernels.is_warm(kernel, place, sm) else f", about {kernel.seconds} s on two cores"
+        jobs = max_jobs or kernels.jobs(memory_available(), os.cpu_count() or 1, kernel)
+        known = "" if kernels.is_compiled(kernel, place, sm) else f", about {kernel.seconds} s on two cores"
         progress(f"[{number}/{len(chosen)}] {kernel.name}: {kernel.used_by} ({jobs} jobs{known})")
         script = str(Path(__file__).with_name("compile.py"))
         command = [sys.executable, "-P", script, kernel.library, str(sm), kernel.make, *map(str, kernel.arguments)]
@@ -61,29 +68,29 @@ def compile_ahead(
     return results
 
 
-def _result(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> Result:
+def _result(kernel: Kernel, done: subprocess.CompletedProcess[str]) -> CompileResult:
     if done.returncode == 0 and done.stdout.strip():
         document = json.loads(done.stdout.strip().splitlines()[-1])
         state = "compiled" if document["compiled"] else "found"
-        return Result(kernel, state, document["seconds"], "", document["cpu_seconds"], document["peak_bytes"])
-    words = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    # The compiler's own words say more than the traceback around them.
-    telling = [line for line in words if "error" in line.lower() or "killed" in line.lower()] or words[-1:]
-    reason = telling[0].strip()[:300] if telling else "no output"
+        return CompileResult(kernel, state, document["seconds"], "", document["cpu_seconds"], document["peak_bytes"])
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    # The compiler's own message says more than the traceback around it.
+    errors = [line for line in lines if "error" in line.lower() or "killed" in line.lower()] or lines[-1:]
+    reason = errors[0].strip()[:REASON_CHARS] if errors else "no output"
     if done.returncode < 0:
         reason = f"killed by signal {-done.returncode}"
-    return Result(kernel, "failed", 0.0, f": {reason}")
+    return CompileResult(kernel, "failed", 0.0, f": {reason}")
 
 
-def available_memory() -> int:
-    """Bytes that the kernel thinks a new job could have."""
+def _memory_available() -> int:
+    """MemAvailable in bytes, for image builds: `host.memory` reads it elsewhere, through psutil."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     except OSError:
         pass
-    return 4 << 30
+    return FALLBACK_MEMORY
 
 
 def select(names: str, sm: int) -> list[Kernel]:
@@ -93,11 +100,11 @@ def select(names: str, sm: int) -> list[Kernel]:
 
 
 def main() -> int:
-    """For image builds: ``bake SM CACHE_DIR TARGET NAMES [JOBS]``. The cache has the path that it will have when the
-    image runs, since build files carry it; the result is moved out of the way of the volume."""
+    """For image builds: ``precompile SM CACHE_DIR TARGET NAMES [JOBS]``. The cache has the path that it will have when
+    the image runs, since build files carry it; the result is moved out of the way of the volume."""
     sm, cache, target = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     jobs = int(sys.argv[5]) if len(sys.argv) > 5 else None
-    results = compile_ahead(select(sys.argv[4], sm), cache, sm, os.environ, jobs)
+    results = compile_ahead(select(sys.argv[4], sm), cache, sm, os.environ, _memory_available, jobs)
     source = kernels.directory(cache)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, target / source.name, symlinks=True)

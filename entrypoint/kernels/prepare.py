@@ -9,29 +9,31 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import home, kernels
+from . import cuda_home, kernels
 
 # An image may carry compiled kernels here; they are copied, since the cache is a volume that outlives the image.
-BAKED = Path("/opt/relaunch/warm")
+IMAGE_KERNELS = Path("/opt/relaunch/warm")
 PROBE_BYTES = 1 << 20
 # A directory of another installation that nobody has started from for this long is removed.
 KEEP_SECONDS = 14 * 86400.0
 
 
-def prepare(cache_dir: Path, in_use: Path, environ: Mapping[str, str], baked: Path = BAKED) -> list[str]:
-    """Make CUDA_HOME, bring in the image's kernels, remove old directories beside ``in_use``. Returns what was done,
-    in words. Raises OSError when the cache cannot be written."""
-    said = []
+def prepare(
+    cache_dir: Path, in_use: Path, environ: Mapping[str, str], image_kernels: Path = IMAGE_KERNELS
+) -> list[str]:
+    """Make CUDA_HOME, bring in the image's kernels, remove old directories beside ``in_use``. Returns one sentence for
+    each thing done. Raises OSError when the cache cannot be written."""
+    done = []
     probe(cache_dir)
     place = kernels.directory(cache_dir)
-    home.ensure(cache_dir, environ)
-    if seed(place, baked):
-        said.append(f"took the kernels that the image carries into {place}")
+    cuda_home.ensure(cache_dir, environ)
+    if seed(place, image_kernels):
+        done.append(f"took the kernels that the image carries into {place}")
     for path in (in_use, place):
         path.mkdir(parents=True, exist_ok=True)
         os.utime(path)
-    said += [f"removed kernels of an older installation: {old}" for old in collect(cache_dir / "jit", {in_use, place})]
-    return said
+    done += [f"removed kernels of an older installation: {old}" for old in collect(cache_dir / "jit", {in_use, place})]
+    return done
 
 
 def probe(directory: Path) -> None:
@@ -54,9 +56,9 @@ def is_filled(place: Path) -> bool:
     return (place / ".cache").exists() or (place / "sglang").exists()
 
 
-def seed(place: Path, baked: Path = BAKED) -> bool:
+def seed(place: Path, image_kernels: Path = IMAGE_KERNELS) -> bool:
     """Copy the image's kernels to ``place`` unless they are there. True when copied."""
-    source = baked / place.name
+    source = image_kernels / place.name
     if is_filled(place) or not source.is_dir():
         return False
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from ..host.inventory import Inventory
 from ..units import GIB, MIB, format_bytes
 from .plan import GPUS, VISIBLE, Infeasibility, Plan
 from .spec import BY_NAME, GIVEN_UP, MEMORY, by_dest
-from .warnings import alone
+from .warnings import WORTHWHILE, alone
 
 # A change: planner's names, engine flags or the keys of `plan.py`, with their values.
 Remedy = Mapping[str, Any]
@@ -33,14 +33,25 @@ class Advisor:
         self._pinned = {d.setting: d.value for d in plan.decisions if d.source not in ("computed", "default")}
         self._nodes = loaded.settings.nnodes
         self._left = MOST
+        self._floor = WORTHWHILE
+        self._plans: dict[str, Plan] = {}
 
     def reasons(self, problems: list[Infeasibility]) -> tuple[str, ...]:
-        """The problems as text, each with a change that alone would fit, else what would fit all of them."""
+        """The problems as text, each with a change that alone would fit, else what would fit all of them. A change that
+        leaves a pool too small to be of use is named only when no other is left, and with its tokens."""
+        said = self._advised(problems)
+        if said is None:
+            self._floor, self._left = 0, MOST
+            said = self._advised(problems)
+        return said or tuple(problem.text for problem in problems)
+
+    def _advised(self, problems: list[Infeasibility]) -> tuple[str, ...] | None:
+        """The problems with advice; None where no change helps."""
         found = [(problem, next((f for f in problem.remedies if self.fits(f)), None)) for problem in problems]
         texts, said = [], {""}
         for problem, remedy in found:
-            words = self.describe(remedy) if remedy else ""
-            texts.append(problem.text if words in said else f"{problem.text}: {words} would fit")
+            words = self.would_fit(remedy) if remedy else ""
+            texts.append(problem.text if words in said else f"{problem.text}: {words}")
             said.add(words)
         if any(remedy for _, remedy in found):
             return tuple(texts)
@@ -49,14 +60,33 @@ class Advisor:
             for several in itertools.product(*offers):
                 merged = {name: value for remedy in several for name, value in remedy.items()}
                 if self.fits(merged):
-                    return (*texts, f"{self.describe(merged)} would fit")
+                    return (*texts, self.would_fit(merged))
         last = self._general() or self._bare()
-        return (*texts, last) if last else tuple(texts)
+        return (*texts, last) if last else None
+
+    def would_fit(self, remedy: Remedy) -> str:
+        """What ``remedy`` is and, where the pool that it leaves is small, how small."""
+        words = self.describe(remedy)
+        return f"{words} would fit{self._small(words)}"
+
+    def _small(self, words: str) -> str:
+        planned = self._plans.get(words)
+        tokens = planned.max_total_tokens if planned else None
+        few = tokens is not None and tokens < WORTHWHILE and not self._floor
+        return f" (a pool of {tokens} tokens and no more)" if few else ""
+
+    def _enough(self, tokens: int | None) -> bool:
+        """Whether a pool is of use: it holds the asked context, or a few short requests."""
+        asked = self._pinned.get("context_length")
+        return tokens is None or tokens >= min(self._floor, int(asked) if asked else self._floor)
 
     def fits(self, remedy: Remedy) -> bool:
         """Whether the whole plan with ``remedy`` applied is feasible."""
         planned = self.planned(remedy)
-        return planned is not None and planned.feasible
+        if planned is None or not planned.feasible:
+            return False
+        self._plans[self.describe(remedy)] = planned
+        return self._enough(planned.max_total_tokens)
 
     def planned(self, remedy: Remedy) -> Plan | None:
         """The whole plan with ``remedy`` applied; None once too many were made."""
@@ -69,7 +99,7 @@ class Advisor:
         """No problem's own change is enough: what each setting costs, then other layouts, then all at once."""
         for name in MEMORY:
             if name in self._pinned and self.fits({name: None}):
-                return self._counted(name) if BY_NAME[name].offer else f"{self.describe({name: None})} would fit"
+                return self._counted(name) if BY_NAME[name].offer else self.would_fit({name: None})
         ways: list[str] = []
         for remedy in self._others():
             # A second kind of change is worth saying, a second size of the same is not.
@@ -78,19 +108,21 @@ class Advisor:
                 ways.append(words)
             if len(ways) == 2:
                 break
+        if len(ways) == 1:
+            return f"{ways[0]} would fit{self._small(ways[0])}"
         if ways:
-            return f"{'; or '.join(ways)} would fit"
+            return f"{'; or '.join(way + self._small(way) for way in ways)} would fit"
         greedy: Remedy = {name: None for name in MEMORY if name in self._pinned}
         for layout in ({}, *self._layouts()):
             if greedy and self.fits({**greedy, **layout}):
-                return f"{self.describe({**greedy, **layout})} would fit"
-        return next((f"{self.describe(remedy)} would fit" for remedy in self._elsewhere() if self.fits(remedy)), "")
+                return self.would_fit({**greedy, **layout})
+        return next((self.would_fit(remedy) for remedy in self._elsewhere() if self.fits(remedy)), "")
 
     def _bare(self) -> str:
         """Everything that was asked for given up at once; tried even when all other tries are used."""
         remedy: Remedy = {name: BY_NAME[name].free for name in GIVEN_UP if name in self._pinned}
         self._left = max(self._left, 1)
-        return f"{self.describe(remedy)} would fit" if remedy and self.fits(remedy) else ""
+        return self.would_fit(remedy) if remedy and self.fits(remedy) else ""
 
     def _counted(self, name: str) -> str:
         """``name``, which alone keeps the plan from fitting, with a number that does and what the asked one takes."""
@@ -103,10 +135,10 @@ class Advisor:
         remedy = {name: max(value, least)}
         other = self.planned(remedy)
         if other is None or not other.feasible:
-            return f"{self.describe({name: None})} would fit"
+            return self.would_fit({name: None})
         more = _outside(self.plan) - _outside(other)
         cost = f" takes {format_bytes(more)} more per GPU: " if more > 0 else " is too much: "
-        return f"{self.describe({name: asked})}{cost}{self.describe(remedy)} would fit"
+        return f"{self.describe({name: asked})}{cost}{self.would_fit(remedy)}"
 
     def _others(self) -> Iterator[Remedy]:
         if not str(self.plan.kv_cache_dtype).startswith("fp8"):
@@ -121,6 +153,9 @@ class Advisor:
         yield from ({"tp": tp} for tp in range(1, here + 1) if tp > now)
         if self.plan.parallel.get("pp", 1) > 1:
             yield {"pp": 1, "tp": None}
+        elif self._nodes == 1:
+            # Stages divide the layers where no tensor size divides the widths.
+            yield from ({"tp": here // pp, "pp": pp} for pp in range(2, here + 1) if here % pp == 0)
         yield from alone(self.inventory.gpus)
 
     def _elsewhere(self) -> Iterator[Remedy]:

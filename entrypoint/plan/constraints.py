@@ -111,12 +111,23 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
                 f"{one.tokens[0]} {value} in {PREFIX}ENGINE_ARGS wins over {PREFIX}{name.upper()}={pinned[name].value}"
             )
         pinned[name] = Decision(name, value, origin, f"set by {one.tokens[0]} in {PREFIX}ENGINE_ARGS ({origin})")
+    _attention_groups(loaded.engine_args, pinned, origin)
     for change in changes:
         if change.setting not in ("tp", "model", "revision"):
             _apply(change, "", pinned, flags, env, extra)
     return Constraints(
         loaded.settings, pinned, loaded.engine_args, flags, env, tuple(notes), tuple(extra), loaded.environment
     )
+
+
+def _attention_groups(given: tuple[engine_flags.Given, ...], pinned: dict[str, Decision], origin: str) -> None:
+    """The older spelling of attention data parallelism, ``--enable-dp-attention --dp-size N``
+    (arg_groups/parallel_hook.py:handle_deprecated_dp_attention)."""
+    by_flag = {one.flag.dest: one for one in given}
+    if "enable_dp_attention" in by_flag and "dp_size" in by_flag and "attn_dp_size" not in by_flag:
+        size = int(_number(by_flag["dp_size"], human_int))
+        text = f"set by --enable-dp-attention with --dp-size in {PREFIX}ENGINE_ARGS ({origin})"
+        pinned["dp_attention"] = Decision("dp_attention", size, origin, text)
 
 
 def _apply(

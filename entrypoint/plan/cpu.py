@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..checkpoint.geometry import number, text_config
 from ..checkpoint.model import Checkpoint
-from ..host.inventory import Inventory
+from ..config.loading import asks_for_gpus
+from ..host.inventory import PLAN_ELSEWHERE, Inventory
+from ..units import format_bytes
 from .model_facts import ENCODERS
 from .plan import Infeasibility, Plan
 from .run import LAYOUT, PlannerRun
@@ -59,15 +63,7 @@ def _decide(run: PlannerRun) -> None:
     log.decide("device", "cpu", "this box has no GPU that could be used" if not run.inventory.gpus else "asked for")
     context = log.decide("context_length", run.derived, "what the model's config.json allows")
     requests = log.decide("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
-    pool = requests * context
-    limit = _pool_limit(run.checkpoint, run.inventory)
-    log.decide(
-        "max_total_tokens",
-        max(min(pool, limit), min(context, pool)),
-        f"{requests} requests of {context} tokens"
-        + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
-        + "; without a limit sglang takes most of the host's memory",
-    )
+    log.decide("max_total_tokens", *_pool(requests, context, _pool_limit(run.checkpoint, run.inventory)))
     log.decide("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
     log.decide(
         "chunked_prefill_size",
@@ -120,11 +116,47 @@ def _judge(run: PlannerRun) -> None:
         run.refuse(Infeasibility(text, ({"attention_backend": None},)))
     if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
         run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
+    run.refuse(*_refusals(run, int(log.value("max_total_tokens"))))
     if run.checkpoint.architecture not in RUNS_ON_CPU:
         run.warnings.append(
             f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "
             f"models need an operator of vllm that the lock does not contain"
         )
+
+
+def _pool(requests: int, context: int, limit: int) -> tuple[int, str]:
+    """Tokens of the pool and why: all requests at their longest within ``limit``, and never less than one of them."""
+    wanted = requests * context
+    why = f"{requests} requests of {context} tokens"
+    if wanted > limit >= context:
+        why += f", limited to an eighth of host memory ({limit})"
+    elif wanted > limit:
+        why = f"one request of {context} tokens, which is more than an eighth of host memory ({limit})"
+    tokens = max(min(wanted, limit), min(context, wanted))
+    return tokens, f"{why}; without a limit sglang takes most of the host's memory"
+
+
+def _refusals(run: PlannerRun, tokens: int) -> Iterator[Infeasibility]:
+    """Yield what the host lacks: GPUs that were asked for, memory for weights and a pool of ``tokens``. A host of
+    unknown memory lacks none."""
+    inventory, checkpoint = run.inventory, run.checkpoint
+    asker = asks_for_gpus(run.constraints.settings)
+    if asker and not inventory.gpus:
+        yield Infeasibility(f"{asker} needs GPUs and none can be seen; {PLAN_ELSEWHERE}")
+        return
+    memory, pool = inventory.host_memory_bytes, tokens * _bytes_per_token(checkpoint)
+    if not memory or checkpoint.bytes + pool <= memory:
+        return
+    text = (
+        f"weights of {format_bytes(checkpoint.bytes)} and a KV pool of {format_bytes(pool)} are more than the "
+        f"{format_bytes(memory)} of host memory"
+    )
+    if checkpoint.bytes >= memory:
+        yield Infeasibility(f"{text}: a model of that size needs GPUs; {PLAN_ELSEWHERE}")
+        return
+    fitting = (memory - checkpoint.bytes) // _bytes_per_token(checkpoint)
+    rounded = 1 << max(0, fitting.bit_length() - 1)
+    yield Infeasibility(text, ({"context_length": rounded}, {"max_total_tokens": rounded}))
 
 
 def _bytes_per_token(checkpoint: Checkpoint) -> int:

@@ -27,22 +27,34 @@ def latent_dequantised(g: Geometry, groups: tuple[Group, ...], parallel: Paralle
 
 
 def mxfp4_swizzle(g: Geometry, parallel: Parallel, layers: int, sm: int) -> int:
-    """Before SM100 triton_kernels keeps MXFP4 experts in a padded layout of its own, the raw scales stay, and the
+    """On SM90 triton_kernels keeps MXFP4 experts in a padded layout of its own, the raw scales stay, and the
     next layer's w2 takes a part of the freed raw w13, whose rest can never be given back (layers/quantization/
     mxfp4.py:_swizzle_mxfp4, triton_kernels hopper_value.py, hopper_scale.py; gpt-oss-20b reads 16.82 GiB)."""
-    if g.family != "gpt_oss" or sm >= 100:
+    if g.family != "gpt_oss" or sm != 90:
         return 0
     experts = -(-g.experts // parallel.ep)
     inner = round_up(-(-g.moe_intermediate // parallel.moe_tp), 64)
     extra = 0
-    values = []
     for n, k in ((2 * inner, g.hidden), (g.hidden, inner)):
-        value = round_up(n, 256) * round_up(k // 2, 64)
-        scale = round_up(n, 256) * (round_up(k, 128) // 32)
-        values.append(value)
+        value, scale = _hopper(n, k)
         extra += value - n * k // 2 + scale
-    half_freed = max(0, 2 * inner * g.hidden // 2 - values[1])
-    return layers * experts * (extra + half_freed)
+    return layers * experts * extra
+
+
+def mxfp4_fragments(g: Geometry, parallel: Parallel, layers: int, sm: int) -> int:
+    """What the swizzle on SM90 leaves split in the allocator's hands while there is room: the next layer's w2 takes a
+    part of the freed raw w13. Where memory is short the allocator gives its whole cached blocks back first."""
+    if g.family != "gpt_oss" or sm != 90:
+        return 0
+    experts = -(-g.experts // parallel.ep)
+    inner = round_up(-(-g.moe_intermediate // parallel.moe_tp), 64)
+    value, _ = _hopper(g.hidden, inner)
+    return layers * experts * max(0, inner * g.hidden - value)
+
+
+def _hopper(n: int, k: int) -> tuple[int, int]:
+    """(values, scales) of one matrix in triton_kernels' padded layout, in bytes (hopper_value.py, hopper_scale.py)."""
+    return round_up(n, 256) * round_up(k // 2, 64), round_up(n, 256) * (round_up(k, 128) // 32)
 
 
 def rope_table(g: Geometry, checkpoint: Checkpoint, context: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from . import kv, pipeline, solve
@@ -10,20 +11,23 @@ from .run import PlannerRun
 
 CHUNKS = (4096, 2048, 1024)
 TOKENS_PER_REQUEST = 4096
-# A context that the planner cuts to the pool is cut to a multiple of this; below this many tokens a smaller prefill
-# step is tried first.
-CONTEXT_STEP, WORTHWHILE = 1024, 8192
+# A context that the planner cuts to the pool is cut to a multiple of this.
+CONTEXT_STEP = 1024
+# A pool of fewer tokens serves a few short requests at most: smaller loads are tried first, and it is said.
+WORTHWHILE = 8192
+# Requests at once where memory is so short that the engine's own rule of thumb leaves no pool.
+FEW_REQUESTS = 4
 
 
 def fit(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
     """The case with the load that was chosen, and its account."""
-    pinned = run.constraints.pinned
-    wanted = case.load.context if "context_length" in pinned else min(case.load.context, WORTHWHILE)
-    wanted = -(-wanted // case.page) * case.page
+    if case.fraction is not None:
+        return _at_given_fraction(run, case)
+    wanted = wanted_tokens(run, case)
     result = solve.solve(case)
-    if "chunked_prefill_size" not in pinned and not run.encoder and not (result.fits and result.tokens >= wanted):
-        case, result = _smaller_step(run, case, result, wanted)
-    if result.fits and result.tokens < wanted and "context_length" in pinned:
+    if not (result.fits and result.tokens >= wanted):
+        case, result = _smaller_load(run, case, result, wanted)
+    if result.fits and result.tokens < wanted and "context_length" in run.constraints.pinned:
         result = replace(result, reasons=(_too_long(run, case, result, wanted),))
     case = _load(run, case, result)
     # Requests, graphs and context never raise the reserve, so the fraction stands.
@@ -38,20 +42,77 @@ def fit(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solv
     return case, done
 
 
-def _smaller_step(
+def wanted_tokens(run: PlannerRun, case: solve.MemoryCase) -> int:
+    """Tokens below which a pool is of little use: the context that was asked for, else a few short requests."""
+    asked = case.load.context if "context_length" in run.constraints.pinned else min(case.load.context, WORTHWHILE)
+    return -(-asked // case.page) * case.page
+
+
+def _at_given_fraction(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+    """The fraction decides the pool; the prefill step gives way only where what is left cannot carry it."""
+    wanted = wanted_tokens(run, case)
+    first, done = _loaded(run, case)
+    chosen = first
+    for chunk in _free_chunks(run, case)[1:] if not done.fits else ():
+        smaller, tried = _loaded(run, solve.with_chunk(case, chunk // case.parallel.dp))
+        if tried.fits:
+            said = (
+                f"MEM_FRACTION_STATIC={case.fraction:g} leaves room for a prefill step of {chunk} tokens, not "
+                f"{first.load.chunk * case.parallel.dp}"
+            )
+            chosen, done = smaller, replace(tried, warnings=(*tried.warnings, said))
+            break
+    if done.fits and done.tokens < wanted and "context_length" in run.constraints.pinned:
+        done = replace(done, reasons=(_too_long(run, chosen, done, wanted),))
+    return chosen, done
+
+
+def _loaded(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+    case = _load(run, case, solve.solve(case))
+    return case, solve.solve(case)
+
+
+def _free_chunks(run: PlannerRun, case: solve.MemoryCase) -> tuple[int, ...]:
+    """Prefill steps that may be chosen, the largest first; the asked one alone where there is one."""
+    if run.encoder or "chunked_prefill_size" in run.constraints.pinned:
+        return (case.load.chunk * case.parallel.dp,)
+    return CHUNKS
+
+
+def _smaller_load(
     run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult, wanted: int
 ) -> tuple[solve.MemoryCase, solve.MemoryResult]:
-    """The largest prefill step with which ``wanted`` tokens fit, or the case as it was."""
-    for chunk in CHUNKS[1:]:
-        smaller = solve.with_chunk(case, chunk // case.parallel.dp)
+    """The largest load with which ``wanted`` tokens fit, else the one that leaves most tokens."""
+    best = (case, result)
+    tried = solve.solve(case)
+    for smaller in _smaller(run, case):
         tried = solve.solve(smaller)
         if tried.fits and tried.tokens >= wanted:
-            if not run.constraints.value("mem_fraction_static"):
-                # No more than what is needed: else a card a little bigger, with the full step, had fewer.
-                limit = min(wanted, case.token_limit) if case.token_limit else wanted
-                smaller = replace(smaller, token_limit=limit)
+            # No more than what is needed: else a card a little bigger, with the full step, had fewer.
+            limit = min(wanted, case.token_limit) if case.token_limit else wanted
+            smaller = replace(smaller, token_limit=limit)
             return smaller, solve.solve(smaller)
-    return case, result
+        if tried.fits > best[1].fits or (tried.fits and tried.tokens > best[1].tokens):
+            best = (smaller, tried)
+    # Nothing fits: the reasons of the smallest load say what is really short.
+    return best if best[1].fits else (best[0], replace(best[1], reasons=tried.reasons))
+
+
+def _smaller(run: PlannerRun, case: solve.MemoryCase) -> Iterator[solve.MemoryCase]:
+    """Smaller prefill steps; then a few requests with no more set aside than the account asks for."""
+    pinned, dp = run.constraints.pinned, case.parallel.dp
+    chunks = _free_chunks(run, case)
+    for chunk in chunks[1:]:
+        yield solve.with_chunk(case, chunk // dp)
+    load = case.load
+    if "max_running_requests" not in pinned:
+        load = replace(load, requests=min(load.requests, FEW_REQUESTS))
+    if "cuda_graph_max_bs" not in pinned:
+        decoding = pipeline.microbatch(run.constraints, load.requests * dp, case.parallel)
+        load = replace(load, graph_bs=min(load.graph_bs, decoding))
+    few = replace(case, load=load, reserve=load, rule_of_thumb=False)
+    for chunk in chunks:
+        yield solve.with_chunk(few, chunk // dp)
 
 
 def _too_long(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult, wanted: int) -> Infeasibility:

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..checkpoint import geometry
 from ..checkpoint.quantization import method
-from ..host.inventory import Gpu, Inventory
+from ..host.inventory import PLAN_ELSEWHERE, Gpu, Inventory
 from ..units import format_bytes
-from . import kernel_limits, kernels, kv, layout, memory, memory_reasons, nodes, pipeline, solve, warnings
+from . import kernel_limits, kernels, kv, layout, memory, memory_reasons, nodes, pipeline, shapes, solve, warnings
 from .alternatives import alternatives
 from .fit import CHUNKS, fit
 from .memory import Load
@@ -36,9 +36,11 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     """A plan for the inventory's GPUs, and why it cannot be. Never raises for a model that it does not know."""
     constraints, log, inventory = run.constraints, run.log, run.inventory
     g = geometry.of(run.checkpoint.config, run.checkpoint.architecture)
+    if constraints.engine_arg("dtype") in ("float", "float32"):
+        g = replace(g, itemsize=4)
     run.warnings += warnings.unaccounted(constraints)
     log.decide("device", "cuda", "the box has GPUs")
-    parallel, problems = layout.choose(log, constraints, inventory, g)
+    parallel, problems = layout.choose(log, constraints, inventory, _shapes(run, g))
     run.refuse(*problems)
     gpus = layout.used(inventory, parallel)
     sm = min((gpu.sm for gpu in gpus), default=0)
@@ -52,13 +54,15 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         run.context_problem(case.load.context),
         *chosen.reasons,
         *kernel_limits.refusals(constraints, g, sm),
+        *kernel_limits.quantization(constraints, method(run.checkpoint.quantization), sm),
         warnings.too_old(gpus),
+        warnings.unknown_class(run.checkpoint),
         warnings.uneven_pages(case, int(constraints.value("chunked_prefill_size", 0))),
         warnings.no_draft_layer(case.draft, run.checkpoint, g),
     )
     if not gpus:
         if not run.reasons:
-            run.refuse(Infeasibility("the box has no GPU", ({"device": "cpu"},)))
+            run.refuse(Infeasibility(f"the box has no GPU ({PLAN_ELSEWHERE})", ({"device": "cpu"},)))
         return _plan(run, chosen, case, None), run.reasons
     case, result = fit(run, case)
     _decide_memory(run, case, result)
@@ -71,8 +75,19 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         *result.warnings,
         *warnings.account(run, case, result),
     ]
-    run.refuse(*result.reasons)
+    pools, problem = warnings.host_pools(run, case, result)
+    run.refuse(*result.reasons, problem)
+    run.host = {"memory_bytes": inventory.host_memory_bytes or None, "pools_bytes": pools}
     return _plan(run, chosen, case, result), run.reasons
+
+
+def _shapes(run: PlannerRun, g: geometry.Geometry) -> shapes.Shapes:
+    """Whether NVFP4 experts are swizzled: on all kernels but TRT-LLM's, which are SM 100 alone, and Marlin's, which
+    stand in below (layers/quantization/modelopt_quant.py)."""
+    sm = min((gpu.sm for gpu in run.inventory.gpus), default=0)
+    backend = str(run.constraints.value("moe_runner_backend", "auto"))
+    other = backend == "marlin" or backend.startswith("flashinfer_trtllm") or (backend == "auto" and sm < 120)
+    return shapes.of(run.checkpoint, g, swizzled=not other)
 
 
 def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) -> tuple[dict[str, float], str | None]:

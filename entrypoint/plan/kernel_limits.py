@@ -81,8 +81,66 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 }
 
 
+# The least SM of each quantisation (get_min_capability in layers/quantization), and who says so in words.
+LEAST_SM = {
+    "fp8": 80,
+    "mxfp4": 80,
+    "awq": 75,
+    "awq_marlin": 80,
+    "gptq_marlin": 80,
+    "modelopt_fp4": 80,
+    "modelopt_fp8": 89,
+    "w4afp8": 90,
+    "w8a8_fp8": 89,
+    "w8a8_int8": 75,
+    "blockwise_int8": 80,
+    "nvfp4_online": 100,
+    "petit_nvfp4": 90,
+    "mxfp8": 100,
+}
+# What may be asked for beside the checkpoint's own method (configs/model_config.py:_verify_quantization and
+# override_quantization_method of each).
+_BESIDE: dict[str, tuple[str, ...]] = {
+    "awq": ("awq_marlin", "moe_wna16"),
+    "gptq": ("gptq_marlin", "moe_wna16"),
+    "fp8": ("modelopt_fp4", "nvfp4_online", "w4afp8", "quark_mxfp4"),
+    "modelopt": ("modelopt_fp8", "modelopt_fp4", "modelopt_mixed"),
+    "modelopt_fp8": ("modelopt", "nvfp4_online"),
+    "modelopt_fp4": ("modelopt", "petit_nvfp4", "quark_mxfp4"),
+    "modelopt_mixed": ("modelopt", "quark_mxfp4"),
+    "compressed-tensors": ("w8a8_int8", "w8a8_fp8", "auto-round-int8"),
+    "mxfp8": ("minimax_m3_nvfp4",),
+}
+
+
+def quantization(constraints: Constraints, own: str, sm: int) -> Iterator[Infeasibility]:
+    """A method that this GPU is too old for, or that is not the checkpoint's. ``own``: the checkpoint's method."""
+    asked = constraints.value("quantization")
+    # A ModelOpt checkpoint overrides whatever was asked for (modelopt_quant.py:override_quantization_method).
+    if (
+        asked
+        and own
+        and not own.startswith("modelopt")
+        and asked not in (own, "auto", "unquant", *_BESIDE.get(own, ()))
+    ):
+        yield Infeasibility(
+            f"QUANTIZATION={asked}, and the checkpoint is {own}: the engine refuses any other method",
+            ({"quantization": None},),
+        )
+    used = str(asked or own)
+    least = LEAST_SM.get(used, 0)
+    if 0 < sm < least:
+        yield Infeasibility(
+            f"{used} needs SM {least} or later; this is SM {sm}", ({"quantization": None},) if asked and not own else ()
+        )
+
+
 def refusals(constraints: Constraints, g: Geometry, sm: int) -> Iterator[Infeasibility]:
     """One problem for each word without a kernel."""
+    if g.dsa and 120 <= sm < 130 and str(constraints.engine_arg("dcp_size") or "1") != "1":
+        yield Infeasibility(
+            "--dcp-size with sparse attention runs on TRT-LLM's kernels, which SM 120 lacks", ({"--dcp-size": None},)
+        )
     for name, limits in LIMITS.items():
         value = constraints.engine_arg(name[2:].replace("-", "_")) if name.startswith("--") else constraints.value(name)
         for limit in limits:

@@ -1,6 +1,6 @@
 """Which kernels exist on which GPU: a table of rules, each with its reason and where that is known from.
 
-KernelContext are of sglang 0.5.23's resolution (arg_groups/overrides.py, layers/moe, kernels/ops) and of public reports
+Facts are of sglang 0.5.23's resolution (arg_groups/overrides.py, layers/moe, kernels/ops) and of public reports
 on the GPU named. A value that a person set is never replaced; a combination without a kernel makes the plan
 infeasible and names the one that has.
 """
@@ -61,9 +61,75 @@ def _kv(f: KernelContext) -> str:
     return str(f.values.get("kv_cache_dtype", "auto"))
 
 
+def _sparse_decode(f: KernelContext) -> bool:
+    return f.values.get("--dsa-decode-backend") == "flashinfer_sparse_mla"
+
+
+def _tilelang(f: KernelContext) -> bool:
+    return all(f.values.get(f"--dsa-{side}-backend") == "tilelang" for side in ("prefill", "decode"))
+
+
 def _calibrated_fp8(f: KernelContext) -> bool:
     return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers
 
+
+# Sparse attention on SM120 with FP8 rows is made for these alone (kernels/ops/attention/flash_mla_sm120.py).
+GLM_DSA = ("GlmMoeDsaForCausalLM",)
+# Models whose own rules choose the attention backend (arg_groups/model_overrides): what each takes on SM 100, on
+# SM 90 and elsewhere.
+_OWN_ATTENTION: dict[str, tuple[str, str, str]] = {
+    **dict.fromkeys(
+        ("GptOssForCausalLM", "Llama4ForConditionalGeneration", "Llama4ForCausalLM"), ("trtllm_mha", "fa3", "triton")
+    ),
+    **dict.fromkeys(
+        ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+        ("trtllm_mha", "triton", "triton"),
+    ),
+    **dict.fromkeys(
+        ("Olmo2ForCausalLM", "Exaone4ForCausalLM", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"),
+        ("trtllm_mha", "fa3", "fa3"),
+    ),
+    **dict.fromkeys(
+        ("Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration"),
+        ("triton", "fa3", "flashinfer"),
+    ),
+    "DeepseekV4ForCausalLM": ("dsv4", "dsv4", "dsv4"),
+    "MiMoV2FlashForCausalLM": ("fa4", "fa3", "triton"),
+}
+# Of these SM 100 runs MLA on another backend than the rest (model_overrides/deepseek_v2.py).
+_DEEPSEEK = (
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "KimiK25ForConditionalGeneration",
+    "MistralLarge3ForCausalLM",
+    "PixtralForConditionalGeneration",
+    "GlmMoeDsaForCausalLM",
+    "Glm5NextForConditionalGeneration",
+)
+
+
+def _own(place: int, word: str, f: KernelContext) -> bool:
+    return _OWN_ATTENTION.get(f.g.architecture, ("", "", ""))[place] == word
+
+
+def _own_attention(word: str) -> Callable[[KernelContext], bool]:
+    def applies(f: KernelContext) -> bool:
+        place = 0 if 100 <= f.sm < 120 else 1 if f.sm == 90 else 2
+        return _own(place, word, f)
+
+    return applies
+
+
+# The backend that the engine takes when none is given (model_override_base.py:get_default_attn_backend), in order.
+ENGINE_ATTENTION: tuple[tuple[str, Callable[[KernelContext], bool]], ...] = (
+    *((word, _own_attention(word)) for word in ("triton", "fa3", "fa4", "trtllm_mha", "flashinfer", "dsv4")),
+    ("fa3", lambda f: f.sm == 90),
+    ("trtllm_mla", lambda f: 100 <= f.sm < 120 and f.g.mla and f.g.architecture in _DEEPSEEK),
+    ("flashinfer", lambda f: 100 <= f.sm < 120 and f.g.mla),
+    ("trtllm_mha", lambda f: 100 <= f.sm < 120),
+    ("triton", lambda f: f.g.mla),
+    ("flashinfer", lambda f: True),
+)
 
 # In order: the first rule that applies decides a name.
 RULES = (
@@ -77,33 +143,16 @@ RULES = (
     KernelRule(
         "kv_cache_dtype",
         FP8,
-        lambda f: _dsa(f) and f.sm >= 100,
+        lambda f: _dsa(f) and f.sm >= 100 and (not f.sm120 or f.g.architecture in GLM_DSA),
         "sparse attention with FP8 rows of 656 bytes: the layout its kernels on this GPU read",
     ),
-    KernelRule("kv_cache_dtype", "bfloat16", lambda f: _dsa(f), "sparse attention on this GPU reads bf16 rows"),
+    KernelRule(
+        "kv_cache_dtype", "bfloat16", lambda f: _dsa(f), "sparse attention of this model on this GPU: bf16 rows"
+    ),
     KernelRule("kv_cache_dtype", FP8, _calibrated_fp8, "the checkpoint was calibrated for an FP8 cache"),
     KernelRule("kv_cache_dtype", "auto", lambda f: True, "the model's own dtype"),
     KernelRule("attention_backend", "dsa", _dsa, "sparse attention models run on it"),
-    KernelRule(
-        "attention_backend",
-        "triton",
-        lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
-        "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it",
-    ),
-    KernelRule("attention_backend", "flashinfer", lambda f: f.sm120, "FA3 and TRT-LLM attention have no SM120 kernel"),
-    KernelRule(
-        "attention_backend",
-        "triton",
-        lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture,
-        "the engine's own choice",
-    ),
-    KernelRule(
-        "attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA on SM100"
-    ),
-    KernelRule("attention_backend", "trtllm_mha", lambda f: f.sm >= 100, "the engine's own choice on SM100"),
-    KernelRule("attention_backend", "fa3", lambda f: f.sm == 90, "the engine's own choice on Hopper"),
-    KernelRule("attention_backend", "triton", lambda f: f.g.mla or f.g.family == "gpt_oss", "the engine's own choice"),
-    KernelRule("attention_backend", "flashinfer", lambda f: True, "the engine's own choice"),
+    *(KernelRule("attention_backend", word, applies, "the engine's own choice") for word, applies in ENGINE_ATTENTION),
     KernelRule("moe_runner_backend", "auto", lambda f: not f.g.moe, "the model has no experts"),
     KernelRule(
         "moe_runner_backend",
@@ -128,13 +177,13 @@ RULES = (
     KernelRule(
         "--dsa-prefill-backend",
         "flashinfer_sparse_mla",
-        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        lambda f: f.g.architecture in GLM_DSA and _dsa(f) and f.sm120 and _kv(f) == FP8,
         "the only sparse prefill with FP8 KV on SM120 that is the engine's own default there",
     ),
     KernelRule(
         "--dsa-decode-backend",
         "flashinfer_sparse_mla",
-        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        lambda f: f.g.architecture in GLM_DSA and _dsa(f) and f.sm120 and _kv(f) == FP8,
         "the only sparse decode with FP8 KV on SM120",
     ),
     KernelRule(
@@ -205,11 +254,19 @@ REFUSALS = (
         ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": None}),
     ),
     KernelCheck(
-        lambda f: (
-            f.sm120 and f.g.dsa and _kv(f) == FP8 and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla"
-        ),
+        lambda f: f.sm120 and f.g.architecture in GLM_DSA and _kv(f) == FP8 and not _sparse_decode(f),
         "FP8 KV on SM120 is read only by flashinfer_sparse_mla",
         ({"--dsa-decode-backend": "flashinfer_sparse_mla"}, {"--dsa-decode-backend": None}),
+    ),
+    KernelCheck(
+        lambda f: f.sm120 and f.g.dsa and f.g.architecture not in GLM_DSA and _sparse_decode(f),
+        "flashinfer_sparse_mla takes the sparse attention of GLM models alone",
+        ({"--dsa-decode-backend": None, "--dsa-prefill-backend": None},),
+    ),
+    KernelCheck(
+        lambda f: f.sm120 and f.g.dsa and f.g.architecture not in GLM_DSA and _kv(f) == FP8 and not _tilelang(f),
+        "FP8 rows of this model's sparse attention have no kernel on SM120",
+        ({"kv_cache_dtype": None}, {"kv_cache_dtype": "bfloat16"}),
     ),
     KernelCheck(
         lambda f: (
@@ -295,7 +352,8 @@ def resolve(log: DecisionLog, constraints: Constraints, found: KernelContext) ->
             found.values[rule.name] = log.decide(rule.name, rule.value, rule.reason)
     for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
         value = found.values[name]
-        emitted = name in constraints.pinned or name in EMITTED or (found.sm120 and value != "dsa")
+        # An attention backend is named only when it was asked for: models refuse each other's (model_hook.py).
+        emitted = name in constraints.pinned or name in EMITTED
         if emitted and value not in (None, "auto", ""):
             flags["--" + name.replace("_", "-")] = value
     return Kernels(

@@ -10,6 +10,7 @@ from . import pipeline
 from .constraints import Constraints
 from .decision_log import DecisionLog
 from .plan import Infeasibility
+from .shapes import Shapes
 from .sharding import Parallel
 
 # More hosts than any one model is served from; every rank of every one gets a line in the account.
@@ -17,30 +18,40 @@ MOST_NODES = 64
 
 
 def choose(
-    log: DecisionLog, constraints: Constraints, inventory: Inventory, g: Geometry
+    log: DecisionLog, constraints: Constraints, inventory: Inventory, shapes: Shapes
 ) -> tuple[Parallel, list[Infeasibility]]:
     """The layout and why it cannot be: what a person set is kept. Raises Stop (78) for more nodes than make sense."""
-    here = len(inventory.gpus)
+    g, here = shapes.g, len(inventory.gpus)
     nodes = constraints.settings.nnodes
     if nodes > MOST_NODES:
         raise config_rejected(f"{PREFIX}NNODES={nodes} is more than {MOST_NODES}", "write the number of boxes")
     world = here * nodes
     pp = int(log.decide("pp", *_stages(constraints, g, here, nodes)))
-    best = largest_tp(g, max(1, world // max(1, pp)), nodes // pp if nodes % pp == 0 else 1)
-    tp = int(log.decide("tp", best, _why(best, world // max(1, pp), pp, nodes)))
-    ep = int(log.decide("ep", 1, "experts are split by width like everything else", source="default"))
     dp = int(log.decide("dp_attention", 1, "off", source="default"))
+    limit = (
+        1 if any("MIG" in gpu.name for gpu in inventory.gpus) else max(1, world // max(1, pp) // replicas(constraints))
+    )
+    asked = constraints.value("ep")
+    best, _ = largest(shapes, limit, nodes // pp if nodes % pp == 0 else 1, ep=asked, dp=dp)
+    tp = int(log.decide("tp", best, _why(best, limit, pp, nodes)))
+    ep = _experts(log, shapes, tp, dp)
     reasons: list[Infeasibility] = []
+    unfit = shapes.problem(tp, ep, dp)
     if world and tp * pp > world:
         there = f"{nodes} boxes of {here} are there" if nodes > 1 else f"{world} are there"
         text = f"TP={tp} with PP={pp} needs {tp * pp} GPUs, {there}"
         pipes = ({"pp": 1}, {"pp": 1, "tp": None}) if pp > 1 else ()
-        reasons.append(Infeasibility(text, (*_sizes(g, tp, world // pp), *pipes)))
-    elif not divides(g, tp):
-        text = f"TP={tp} does not divide the model's {g.heads} heads and widths"
-        reasons.append(Infeasibility(text, _sizes(g, tp, world // max(1, pp))))
+        reasons.append(Infeasibility(text, (*_sizes(shapes, tp, world // pp), *pipes)))
+    elif unfit:
+        wider = ({"ep": tp},) if asked not in (None, tp) and shapes.problem(tp, tp, dp) is None else ()
+        sizes = _sizes(shapes, tp, world // max(1, pp))
+        reasons.append(Infeasibility(f"TP={tp}{f' with EP={ep}' if ep > 1 else ''}: {unfit}", (*wider, *sizes)))
+    reasons += _replicas(constraints, tp * pp, world)
+    if inventory.gpus and tp * pp > 1 and any("MIG" in gpu.name for gpu in inventory.gpus):
+        text = f"TP={tp} with PP={pp} over MIG slices: NCCL takes one slice of a GPU and no more"
+        reasons.append(Infeasibility(text, ({"tp": 1, "pp": 1},)))
     if tp % ep:
-        reasons.append(Infeasibility(f"EP={ep} does not divide TP={tp}", ({"ep": 1},)))
+        reasons.append(Infeasibility(f"EP={ep} does not divide TP={tp}", ({"ep": 1}, {"ep": None})))
     if tp % dp:
         reasons.append(Infeasibility(f"DP_ATTENTION={dp} does not divide TP={tp}", ({"dp_attention": 1},)))
     if pp > g.layers:
@@ -48,7 +59,7 @@ def choose(
             Infeasibility(f"PP={pp} is more than the model's {g.layers} layers", ({"pp": 1}, {"pp": 1, "tp": None}))
         )
     reasons += pipeline.problems(constraints, g, pp, nodes)
-    uneven = _uneven(g, tp, pp, nodes, here)
+    uneven = _uneven(shapes, tp, pp, nodes, here)
     cut, wrong = pipeline.partition(constraints, g, pp) if pp <= g.layers else ((), None)
     reasons += [problem for problem in (uneven, wrong) if problem]
     return Parallel(
@@ -59,7 +70,33 @@ def choose(
         # Ranks that cannot be dealt out are accounted on one box.
         1 if uneven or pp > g.layers or not nodes <= tp * pp <= world else nodes,
         cut,
+        bool(constraints.engine_arg("enable_dp_lm_head")),
     ), reasons
+
+
+def replicas(constraints: Constraints) -> int:
+    """Whole engines that ``--dp-size`` starts beside each other."""
+    text = str(constraints.engine_arg("dp_size") or "1")
+    return 1 if constraints.engine_arg("enable_dp_attention") or not text.isdecimal() else max(1, int(text))
+
+
+def _replicas(constraints: Constraints, ranks: int, world: int) -> list[Infeasibility]:
+    """``--dp-size`` without attention groups starts that many whole engines
+    (managers/data_parallel_controller.py)."""
+    count = replicas(constraints)
+    if count == 1 or not world or ranks * count <= world:
+        return []
+    reason = f"--dp-size {count} starts {count} engines of {ranks} GPUs each, and {world} are there"
+    fitting = tuple({"tp": tp} for tp in range(world // count, 0, -1) if tp < ranks)
+    return [Infeasibility(reason, (*fitting, {"--dp-size": None}))]
+
+
+def _experts(log: DecisionLog, shapes: Shapes, tp: int, dp: int) -> int:
+    """Experts are split by width like everything else; whole experts a rank where their width does not divide."""
+    narrow = shapes.problem(tp, 1, dp)
+    if narrow is None or shapes.problem(tp, tp, dp) is not None or not shapes.g.moe:
+        return int(log.decide("ep", 1, "experts are split by width like everything else", source="default"))
+    return int(log.decide("ep", tp, f"whole experts on each rank: {narrow}"))
 
 
 def _stages(constraints: Constraints, g: Geometry, here: int, nodes: int) -> tuple[int, str]:
@@ -78,7 +115,9 @@ def _stages(constraints: Constraints, g: Geometry, here: int, nodes: int) -> tup
 
 
 def _why(tp: int, limit: int, pp: int, nodes: int) -> str:
-    whose = f"all {limit} GPUs" if nodes == 1 else f"all {limit} GPUs of a stage" if pp > 1 else f"all {limit} GPUs"
+    if limit == 1:
+        return "one GPU"
+    whose = f"all {limit} GPUs of a stage" if nodes > 1 and pp > 1 else f"all {limit} GPUs"
     if tp < limit:
         whose = f"the most of {limit} GPUs over which heads and experts divide"
     return f"{whose}: every one adds weights' room and bandwidth"
@@ -89,37 +128,42 @@ def even(tp: int, pp: int, nodes: int) -> bool:
     return nodes == 1 or (max(pp, nodes) % min(pp, nodes) == 0 and tp * pp % nodes == 0)
 
 
-def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Infeasibility | None:
+def _uneven(shapes: Shapes, tp: int, pp: int, nodes: int, here: int) -> Infeasibility | None:
     """The engine deals ranks out in whole stages a node or whole nodes a stage, and starts too few where that does
     not come out even (entrypoints/engine.py:_calculate_rank_ranges)."""
     if even(tp, pp, nodes):
         return None
-    fixes: list[dict[str, int]] = []
+    remedies: list[dict[str, int]] = []
     for stages in (nodes, 1):
-        size = largest_tp(g, here * nodes // stages, nodes // stages)
-        fixes += [{"pp": stages}, {"pp": stages, "tp": size}]
+        size, _ = largest(shapes, here * nodes // stages, nodes // stages)
+        remedies += [{"pp": stages}, {"pp": stages, "tp": size}]
     text = f"TP={tp} with PP={pp} does not come out even over {nodes} boxes: each takes whole stages or a share of one"
-    return Infeasibility(text, tuple(fixes))
+    return Infeasibility(text, tuple(remedies))
 
 
-def _sizes(g: Geometry, asked: int, most: int) -> tuple[dict[str, int], ...]:
+def _sizes(shapes: Shapes, asked: int, most: int) -> tuple[dict[str, int], ...]:
     """Tensor sizes that divide the model, the nearest to what was asked first."""
-    sizes = [tp for tp in range(1, min(most, 4096) + 1) if divides(g, tp) and tp != asked]
+    sizes = [tp for tp in range(1, min(most, 4096) + 1) if tp != asked and _fits(shapes, tp, None, 1)]
     return tuple({"tp": tp} for tp in sorted(sizes, key=lambda tp: (abs(tp - asked), tp))[:8])
 
 
-def largest_tp(g: Geometry, limit: int, step: int = 1) -> int:
-    """The largest size that divides the model and is a multiple of ``step``, the boxes that share a stage."""
-    most = min(limit, max(g.heads, 1)) if g.heads else limit
-    return next((tp for tp in range(most, 0, -1) if tp % step == 0 and divides(g, tp)), 1)
+def _fits(shapes: Shapes, tp: int, ep: int | None, dp: int) -> int:
+    """The expert groups with which ``tp`` ranks divide the model: as asked, else 1, else one per rank; 0: none."""
+    groups = (ep,) if ep else (1, tp) if shapes.g.moe else (1,)
+    if tp % dp:
+        return 0
+    return next((one for one in groups if tp % one == 0 and shapes.problem(tp, one, dp) is None), 0)
 
 
-def divides(g: Geometry, tp: int) -> bool:
-    """What sglang's parallel layers assert (layers/linear.py, models/*.py)."""
-    widths = [g.heads] if g.mla or g.kv_heads % tp == 0 or tp % g.kv_heads == 0 else [0]
-    widths += [g.moe_intermediate] if g.moe else [g.intermediate]
-    widths += [g.linear_value_heads] if g.linear_layers else []
-    return all(width and width % tp == 0 for width in widths)
+def largest(shapes: Shapes, limit: int, step: int = 1, *, ep: int | None = None, dp: int = 1) -> tuple[int, int]:
+    """The largest size that divides the model and is a multiple of ``step``, the boxes that share a stage; and its
+    expert groups."""
+    heads = shapes.g.heads
+    most = min(limit, heads) if heads else limit
+    for tp in range(most, 0, -1):
+        if tp % step == 0 and (groups := _fits(shapes, tp, ep, dp)):
+            return tp, groups
+    return 1, 1
 
 
 def used(inventory: Inventory, parallel: Parallel) -> tuple[Gpu, ...]:

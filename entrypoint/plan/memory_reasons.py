@@ -34,11 +34,21 @@ def reasons(
         f"{result.tokens // context if context else 0} requests of that length at once",
         "max_running_requests": f"{result.tokens // max(1, case.load.requests)} KV tokens each when all run; its table "
         f"takes {format_bytes(memory.request_table(case.load))}{turns}",
-        "cuda_graph_max_bs": "every running request decodes from a graph; "
-        f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured",
+        "cuda_graph_max_bs": _graphs(case, part),
         "max_total_tokens": "what was asked for and no more, with a prefill step cut for it",
     }
     return {name: texts[name] for name in decided}
+
+
+def _graphs(case: solve.MemoryCase, requests: int) -> str:
+    """``requests``: the largest decode batch of all attention groups together."""
+    batch = max(1, requests // case.parallel.dp)
+    if not case.load.graph_bs:
+        return "no graphs: every step is launched kernel by kernel"
+    sizes = f"{memory.decode_sizes(case.load.graph_bs)} sizes are captured"
+    if batch <= case.load.graph_bs:
+        return f"every running request decodes from a graph; {sizes}"
+    return f"batches above {case.load.graph_bs} of the {batch} requests decode without a graph; {sizes}"
 
 
 def explain_stages(log: DecisionLog, case: solve.MemoryCase) -> None:

@@ -81,7 +81,8 @@ class Plan:
     path, host, port and secrets (the engine room adds those); ``env`` what the plan wants in its environment.
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
     ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the
-    kernels that healing may turn to, best first."""
+    kernels that healing may turn to, best first. ``host``: bytes of one node's memory and of the pools pinned
+    in it."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -109,6 +110,7 @@ class Plan:
     nodes: tuple[Mapping[str, Any], ...] = ()
     network: Mapping[str, Any] | None = None
     one_box: Mapping[str, Any] | None = None
+    host: Mapping[str, Any] | None = None
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ LAYOUT = ("tp", "pp", "ep", "dp_attention")
 class PlannerRun:
     """One run of the planner. ``derived``: tokens of context that the model's config allows; ``embedding``: the engine
     serves vectors; ``encoder``: every token of a prompt attends to all others, so prompts are neither cut nor cached.
-    ``reasons`` and ``warnings`` grow while the run goes on."""
+    ``reasons`` and ``warnings`` grow while the run goes on; ``host``: memory of one node and what
+    is pinned of it."""
 
     constraints: Constraints
     inventory: Inventory
@@ -34,6 +35,7 @@ class PlannerRun:
     command: CommandLine = field(init=False, default_factory=CommandLine)
     reasons: list[Infeasibility] = field(init=False, default_factory=list)
     warnings: list[str] = field(init=False)
+    host: dict[str, Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.log = DecisionLog(self.constraints)
@@ -86,6 +88,7 @@ class PlannerRun:
                 "nnodes": self.constraints.settings.nnodes,
             },
             is_embedding=self.embedding,
+            host=self.host,
             flags=self.command.arguments(),
             decisions=log.decisions(),
             warnings=tuple(dict.fromkeys(self.warnings)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
+from ..checkpoint.quantization import method
 from ..host.inventory import Gpu
 from ..units import format_bytes
 from . import extra_weights, kv, memory, sharding
@@ -19,6 +20,8 @@ from .sharding import Parallel
 CREDIBLE = 0.15
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
+# Of the room beside the weights at most one part in this many stays split in the allocator.
+FRAGMENTED = 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class MemoryCase:
     mamba_ratio: float = kv.MAMBA_RATIO
     mamba_slots: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+    rule_of_thumb: bool = True
 
     @property
     def draft(self) -> bool:
@@ -61,8 +65,11 @@ def shares(
 ) -> tuple[tuple[sharding.Share, sharding.Share | None], ...]:
     """What each pipeline stage holds; the slow part of a plan, done once per layout."""
 
+    how = checkpoint.quantization
+    gptq = method(how).startswith("gptq") and not how.get("desc_act")
+
     def one(stage: int, mtp: bool) -> sharding.Share:
-        return sharding.share(checkpoint.groups, g, parallel, stage, sm=sm, draft=mtp)
+        return sharding.share(checkpoint.groups, g, parallel, stage, sm=sm, draft=mtp, gptq=gptq)
 
     return tuple((one(stage, False), one(stage, True) if draft else None) for stage in range(parallel.pp))
 
@@ -107,11 +114,15 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
         g, parallel, layers, case.sm
     )
     size += extra_weights.scale_copies(groups, g, parallel)
+    fragments = extra_weights.mxfp4_fragments(g, parallel, layers, case.sm)
+    if fragments and case.gpus:
+        room = min(memory.visible(gpu) for gpu in case.gpus) - size
+        size += min(fragments, max(0, room // FRAGMENTED))
     peak, unmatched = max(held.swizzle, held.largest), held.unmatched
     if mtp is not None:
         size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
-    if not g.known:
+    if not g.known and case.checkpoint.generated:
         size += size // UNKNOWN_SHARE
     read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
     # A reading that is far off is of another layout: the formula stands.
@@ -144,6 +155,8 @@ def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:
         share = 2 * memory.LOGITS_SHARE
         limited = (ours - share * memory.graphs(case.g, case.reserve)) / (1 - share)
         ours = min(float(need(case, case.reserve, math.inf, most)), max(ours, limited))
+    if not case.rule_of_thumb:
+        return ours
     return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
@@ -242,7 +255,8 @@ class _Solver:
         return most if limit is None else min(most, limit)
 
     def _accounts(self, tokens: int, state: int) -> tuple[tuple[Account, ...], int]:
-        """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
+        """One line of bytes per GPU, and by how much the tightest is short of its margin, or of anything at
+        all with a given fraction (0: it is not)."""
         case = self.case
         lines = []
         short = 0
@@ -257,7 +271,7 @@ class _Solver:
             active += memory.scratch(case.g, case.load, left_by_fraction, tokens)
             running = memory.runtime(case.g, case.parallel, case.load) + memory.MULTIMODAL * case.g.multimodal
             left = pre - size - pool - graph - active - running
-            short = max(short, case.margin - left)
+            short = max(short, (case.margin if case.fraction is None else 0) - left)
             margin = max(0, min(case.margin, left))
             lines.append(
                 Account(
@@ -284,7 +298,7 @@ class _Solver:
         problems = [self._unequal(), self._too_heavy(accounts)]
         warnings: tuple[str, ...] = ()
         if problems[1] is None and case.fraction is not None:
-            problem, warnings = self._given_fraction(case.fraction)
+            problem, warnings = self._given_fraction(case.fraction, tokens)
             problems.append(problem)
         reasons = [problem for problem in problems if problem]
         if not reasons and tokens < 1:
@@ -321,27 +335,26 @@ class _Solver:
             what += f" and {format_bytes(over[0].load_peak_bytes - over[0].baseline_bytes)} while they load"
         return Infeasibility(f"{what}, {format_bytes(self.pre)} can be had")
 
-    def _given_fraction(self, fraction: float) -> tuple[Infeasibility | None, tuple[str, ...]]:
-        """What speaks against a fraction that was asked for. What the plan itself would choose is never refused."""
+    def _given_fraction(self, fraction: float, tokens: int) -> tuple[Infeasibility | None, tuple[str, ...]]:
+        """What speaks against a fraction that was asked for. It is refused only where what must run beside the pool
+        cannot; less than the margin, or than the engine's rule of thumb, is the operator's choice."""
         case, slack = self.case, self.pre * (1 - fraction)
         if fraction <= self.recommended:
             return None, ()
-        total = case.gpus[0].total_bytes
-        least = max(
-            need(case, case.reserve, slack, self.most),
-            memory.engine_reserve(case.g, case.parallel, case.reserve, total, floor=False) + case.margin,
-        )
+        least = need(case, case.load, slack, tokens) - case.margin
         if least > slack:
             text = (
-                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces "
-                f"and the margin, which need {format_bytes(least)}"
+                f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations and "
+                f"workspaces, which need {format_bytes(least)}"
             )
             better = round(self.recommended, 3)
             number = ({"mem_fraction_static": better},) if 0 < better < 1 else ()
             return Infeasibility(text, (*number, {"mem_fraction_static": None})), ()
+        spare = slack - least
         return None, (
-            f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these settings; "
-            f"{self.recommended:.3f} is what the plan would choose",
+            f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} beside weights and KV cache, of which "
+            f"{format_bytes(least)} are accounted for: {format_bytes(spare)} of margin; the plan would choose "
+            f"{self.recommended:.3f}",
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..checkpoint import engine_models
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
+from ..config import engine_flags
 from ..host.inventory import Gpu
-from ..units import GIB
+from ..units import GIB, format_bytes
 from . import nodes, pipeline, solve
 from .constraints import Constraints
 from .kernel_limits import OLDEST
@@ -16,13 +18,16 @@ from .plan import VISIBLE, Infeasibility
 from .run import PlannerRun
 from .sharding import Parallel
 
+# --hicache-ratio when none is given (arg_groups/hicache_hook.py).
+HICACHE_RATIO = 2.0
+# A pool below this many tokens is said to be small.
+WORTHWHILE = 8192
 # Flags that move memory in ways that no term here follows.
 UNACCOUNTED = (
     "speculative_algorithm",
     "cpu_offload_gb",
     "enable_symm_mem",
     "moe_a2a_backend",
-    "dp_size",
     "dcp_size",
     "enable_lora",
     "lora_paths",
@@ -71,6 +76,41 @@ def too_old(gpus: tuple[Gpu, ...]) -> Infeasibility | None:
         return None
     names = ", ".join(f"GPU {gpu.index} ({gpu.name}, SM {gpu.sm})" for gpu in found[:3])
     return Infeasibility(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
+
+
+def unknown_class(checkpoint: Checkpoint) -> Infeasibility | None:
+    """An architecture that neither the engine nor transformers has a class for (models/registry.py)."""
+    architecture = checkpoint.architecture
+    if engine_models.serves(architecture) or checkpoint.config.get("auto_map"):
+        return None  # a class that the checkpoint brings along is the engine's to judge
+    return Infeasibility(
+        f"{architecture} is no class that sglang {engine_flags.engine_version()} or its transformers has: it cannot be "
+        "served by this engine"
+    )
+
+
+def host_pools(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> tuple[int, Infeasibility | None]:
+    """(bytes of host memory that the ranks of one node pin for a hierarchical cache, what speaks against them):
+    ``--hicache-size`` in GB a rank, else ``--hicache-ratio`` times the GPU's pool (mem_cache/memory_pool_host.py)."""
+    arg = run.constraints.engine_arg
+    if not arg("enable_hierarchical_cache"):
+        return 0, None
+    size, ratio = _number(arg("hicache_size")), _number(arg("hicache_ratio")) or HICACHE_RATIO
+    pool = int(size * 10**9) or int(ratio * result.tokens * result.cell)
+    taken, host = pool * case.parallel.per_node, run.inventory.host_memory_bytes
+    if not 0 < host < taken:
+        return taken, None
+    option = "--hicache-size" if size else "--hicache-ratio"
+    ranks = case.parallel.per_node
+    text = f"{option}: {ranks} ranks pin {format_bytes(taken)} of host memory, {format_bytes(host)} are there"
+    return taken, Infeasibility(text, ({option: None}, {"--enable-hierarchical-cache": None, option: None}))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0
 
 
 def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
@@ -160,6 +200,13 @@ def account(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult)
         found.append(
             f"{len(result.unmatched)} tensor names have no sharding rule and were counted whole on every GPU: {names}"
         )
+    if case.parallel.dp > 1:
+        found.append(
+            f"each of the {case.parallel.dp} attention groups has a pool of its own: {result.tokens} tokens are those "
+            f"of one group"
+        )
+    if 0 < result.tokens < WORTHWHILE <= run.derived:
+        found.append(f"the pool holds {result.tokens} tokens: one request, or a few short ones")
     context, requests = case.load.context, case.load.requests
     if (
         run.constraints.is_user_set("context_length")

@@ -3,15 +3,19 @@ an id counts, so that a killed supervisor loses nothing but the end."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import SCHEMA, utc
+from ..json_store import MAX_BYTES, SCHEMA, open_regular, parse, plain, read_text, write_text
+from ..units import utc
 
 KEEP = 200
+# Boots whose median is the typical time of a start.
+TYPICAL_OF = 9
 
 
 @dataclass
@@ -25,6 +29,12 @@ class Boot:
     ended_at: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     post_mortem: str | None = None
+
+    def require_kinds(self) -> None:
+        """Raise what a damaged record raises: ValueError, TypeError, AttributeError, OverflowError or OSError."""
+        self.document()
+        if not isinstance(self.id, str) or not isinstance(self.fingerprint, str):
+            raise TypeError("id and fingerprint are texts")
 
     def document(self) -> dict[str, Any]:
         """As `relaunch history --json` shows it."""
@@ -46,45 +56,40 @@ class Boots:
         """Oldest first. Damaged lines are passed over."""
         boots: dict[str, Boot] = {}
         try:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_text(self._path, MAX_BYTES).split("\n")
         except OSError:
             return []
         for line in lines:
             try:
-                row = json.loads(line)
+                row = parse(line)
                 if row.pop("schema") == SCHEMA:
                     boot = Boot(**row)
-                    boot.document()  # damaged values show here, not in the middle of an answer
+                    boot.require_kinds()
                     boots[boot.id] = boot
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
                 continue
         return list(boots.values())
 
     def write(self, boot: Boot) -> None:
         """Append. Losing history must not end a server: a full disk is passed over."""
-        line = json.dumps({"schema": SCHEMA, **asdict(boot)}) + "\n"
-        try:
+        with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError:
-            return
+            descriptor = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(descriptor, "a", encoding="utf-8") as file:
+                file.write(_line(boot))
 
     def compact(self) -> None:
         """Keep the newest boots. Called once at start, by the one supervisor that holds the lock."""
         boots = self.read()[-KEEP:]
-        temporary = self._path.with_suffix(".tmp")
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                for boot in boots:
-                    file.write(json.dumps({"schema": SCHEMA, **asdict(boot)}) + "\n")
-            os.replace(temporary, self._path)
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            write_text(self._path, "".join(map(_line, boots)))
 
     def typical_seconds(self, fingerprint: str) -> float | None:
         """Median spawn-to-ready of the last boots with the same fingerprint, else None."""
-        took = sorted(b.ready_at - b.started_at for b in self.read() if b.fingerprint == fingerprint and b.ready_at)[
-            -9:
-        ]
+        same = [boot for boot in self.read() if boot.fingerprint == fingerprint]
+        took = sorted(boot.ready_at - boot.started_at for boot in same if boot.ready_at)[-TYPICAL_OF:]
         return took[len(took) // 2] if took else None
+
+
+def _line(boot: Boot) -> str:
+    return json.dumps(plain({"schema": SCHEMA, **asdict(boot)}), allow_nan=False) + "\n"

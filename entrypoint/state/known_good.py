@@ -16,8 +16,8 @@ from ..checkpoint.model import Checkpoint
 from ..config.schema import RECORDS
 from ..config.settings import Loaded
 from ..host.inventory import Inventory
+from ..json_store import keep_newest, read_json, write_json
 from ..plan import Change, Learned
-from .files import read_json, write_json
 
 KEEP = 20
 # Raise when the account's formulas change: what an older account learned does not correct a newer one.
@@ -28,7 +28,7 @@ _ADDRESSES = frozenset({"dist_init_addr", "group_head", "node_rank"})
 
 
 def fingerprint(loaded: Loaded, inventory: Inventory, checkpoint: Checkpoint, engine: str) -> str:
-    """Sixteen hex digits."""
+    """Return sixteen hex digits over all that the known-good settings depend on. ``engine``: its version."""
     asked = {
         field: str(getattr(loaded.settings, field))
         for field, record in RECORDS.items()
@@ -50,14 +50,18 @@ def fingerprint(loaded: Loaded, inventory: Inventory, checkpoint: Checkpoint, en
 
 @dataclass(frozen=True)
 class KnownGood:
+    """The known-good settings of one fingerprint. Losing them costs a worse first start, so nothing here raises."""
+
     state_dir: Path
     fingerprint: str
 
     @property
     def path(self) -> Path:
+        """The file, which need not exist."""
         return self.state_dir / "known-good" / f"{self.fingerprint}.json"
 
     def read(self) -> Learned | None:
+        """Return what was learned, or None when there is nothing, or nothing that can be read."""
         document = read_json(self.path)
         if document is None:
             return None
@@ -68,7 +72,7 @@ class KnownGood:
             return None
 
     def write(self, learned: Learned, described: dict[str, Any]) -> None:
-        """``described`` is for people who open the file: model, GPUs, versions."""
+        """Keep ``learned``. ``described`` is for people who open the file: model, GPUs, versions."""
         try:
             write_json(
                 self.path,
@@ -81,6 +85,4 @@ class KnownGood:
             )
         except OSError:
             return
-        files = sorted(self.path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
-        for old in files[:-KEEP]:
-            old.unlink(missing_ok=True)
+        keep_newest(self.path.parent, KEEP)

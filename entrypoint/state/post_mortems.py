@@ -6,13 +6,18 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from .files import keep_newest, read_json, utc, write_json
+from ..json_store import keep_newest, read_json, write_json
+from ..units import utc
+from .boots import Boots
 
+# Files, and lines of the log in each.
 KEEP = 50
 LAST_LINES = 200
 
 
 class PostMortems:
+    """The folder of post-mortems, bounded to the newest KEEP."""
+
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / "post-mortems"
 
@@ -24,11 +29,11 @@ class PostMortems:
             write_json(self._folder / f"{name}.json", {"id": name, "at": utc(at), "cause": cause, **document})
         except OSError:
             return None
-        keep_newest(self._folder, "*.json", KEEP)
+        keep_newest(self._folder, KEEP)
         return name
 
     def mark_gave_up(self, name: str) -> None:
-        """The restart budget decided after the file was written."""
+        """Note that no restart followed: the restart budget decides after the file was written."""
         path = self._folder / f"{name}.json"
         document = read_json(path)
         if document is not None and not document.get("gave_up"):
@@ -48,12 +53,20 @@ class PostMortems:
 
 
 def _well_formed(document: dict[str, Any]) -> bool:
-    kinds = {"id": str, "at": str, "cause": str, "action": str, "evidence": list, "changed": list, "gave_up": bool}
-    return all(isinstance(document.get(key), kind) for key, kind in kinds.items())
+    """Whether those who show the row find in it what they expect."""
+    texts = all(isinstance(document.get(key), str) for key in ("id", "at", "cause", "action"))
+    rows = all(isinstance(document.get(key), list) for key in ("evidence", "changed"))
+    return (
+        texts
+        and rows
+        and isinstance(document.get("gave_up"), bool)
+        and isinstance(document.get("exit_code"), int | None)
+        and all(isinstance(document.get(key), str | None) for key in ("boot", "stage", "summary"))
+        and all(isinstance(row, dict | str) for row in document["evidence"])
+        and all(isinstance(row, dict) for row in document["changed"])
+    )
 
 
 def history(state_dir: Path) -> dict[str, Any]:
     """The document of `relaunch history` and `/history`."""
-    from .boots import Boots
-
     return {"boots": [b.document() for b in Boots(state_dir).read()], "post_mortems": PostMortems(state_dir).read()}

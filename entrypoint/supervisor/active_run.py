@@ -6,14 +6,14 @@ Made at the spawn. `kill` ends it and leaves a `FailedRun`, which is all that th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..control.status import Status
-from ..engine import leftovers, process
+from ..engine import leftovers, process, scratch
 from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
@@ -21,7 +21,8 @@ from ..engine.run import Run
 from ..errors import Stop, unwritable
 from ..healing import events
 from ..healing.phases import Phase
-from ..host import ports
+from ..host import nvml, ports
+from ..host.limits import is_exhaustion
 from ..state.boots import Boot, Boots
 from ..units import format_duration
 from .evidence import FailedRun, dump_stacks
@@ -36,6 +37,11 @@ LAST_LINES_DELAY = 1.0
 FOLLOW_TIMEOUT = 3.0
 # Seconds between two looks at a serving tree, which starts no processes of its own any more.
 SERVING_CENSUS = 5.0
+
+# Seconds between two looks at the free memory of the GPUs while serving.
+MEMORY_EVERY = 5.0
+# Seconds until the watch is tried again when this host had no descriptors left for it.
+WATCH_AGAIN = 5.0
 
 _UP = (Phase.STARTING, Phase.PROBING, Phase.READY)
 
@@ -74,7 +80,8 @@ class ActiveRun:
             raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         command = planned.command
         try:
-            engine = process.Engine(command.argv, command.environment(context.environ, run_id), directory, run_id)
+            environment = command.environment(context.environ, run_id, scratch.make(settings.state_dir))
+            engine = process.Engine(command.executed(), environment, directory, run_id)
         except OSError as error:
             raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
         self.run = Run(
@@ -92,16 +99,16 @@ class ActiveRun:
         context.boots.write(self._boot)
         context.status.new_boot()
         context.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
-        self._follow = asyncio.create_task(self._guarded(self.run.follow()))
-        self._start(self._watch_start())
-        self._start(context.node.watch(self.run))
+        self._follow = asyncio.create_task(self._guarded(self.run.follow))
+        self._start(self._watch_start)
+        self._start(lambda: context.node.watch(self.run))
 
     # -- from the spawn to READY ------------------------------------------------------------------------
 
     def probe(self, reference: tuple[float, ...]) -> None:
         """Begin to ask whether it is ours and sane; posts ProbePassed or Unhealthy. ``reference``: a sane answer of
         an earlier run, empty when there is none."""
-        self._start(self._probe(reference))
+        self._start(lambda: self._probe(reference))
 
     async def _probe(self, reference: tuple[float, ...]) -> events.Event:
         launch, planned, settings = self._context.launch, self._planned, self._planned.loaded.settings
@@ -140,22 +147,32 @@ class ActiveRun:
         else:
             context.log.info(f"ready in {took}: http://{settings.host}:{settings.port}")
         context.node.on_ready()
-        self._start(self._watch_serving(monitor))
-        self._start(context.node.watch(self.run))
+        self._start(lambda: self._watch_serving(monitor))
+        self._start(self._watch_memory)
+        self._start(lambda: context.node.watch(self.run))
         return monitor.reference
 
     # -- the monitors -----------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, events.Event | None]) -> None:
+    def _start(self, work: Callable[[], Awaitable[events.Event | None]]) -> None:
         self._tasks.append(asyncio.create_task(self._guarded(work)))
 
-    async def _guarded(self, work: Awaitable[events.Event | None]) -> None:
-        """A monitor that fails must not leave an engine unwatched."""
-        try:
-            event = await work
-        except Exception as error:
-            self._context.log.error(f"internal error while watching the engine: {type(error).__name__}: {error}")
-            event = events.Unhealthy(self._number, f"internal error while watching: {error}")
+    async def _guarded(self, work: Callable[[], Awaitable[events.Event | None]]) -> None:
+        """Do ``work``, and again where this host had no descriptors left for it: that the engine could not be looked
+        at says nothing of the engine. Any other failure of a monitor must not leave an engine unwatched."""
+        while True:
+            try:
+                event = await work()
+                break
+            except Exception as error:
+                if not is_exhaustion(error):
+                    self._context.log.error(
+                        f"internal error while watching the engine: {type(error).__name__}: {error}"
+                    )
+                    event = events.Unhealthy(self._number, f"internal error while watching: {error}")
+                    break
+                self._context.log.warning(f"the engine cannot be watched now: {error}")
+                await asyncio.sleep(WATCH_AGAIN)
         if event is not None:
             self._context.post(event)
 
@@ -169,6 +186,14 @@ class ActiveRun:
 
     async def _watch_serving(self, monitor: ServingMonitor | WorkerMonitor) -> events.Event:
         return self._unhealthy(await monitor.watch())
+
+    async def _watch_memory(self) -> None:
+        """Note the least free memory of the GPUs from time to time: it confirms, or not, that memory ran out."""
+        gpus = [gpu.index for gpu in self._planned.inventory.gpus]
+        while gpus:
+            free = await asyncio.to_thread(nvml.free_bytes, gpus)
+            self.run.gpu_free_bytes = min(free.values(), default=None)
+            await asyncio.sleep(MEMORY_EVERY)
 
     def _unhealthy(self, alarm: Alarm) -> events.Event:
         self.raise_alarm(alarm)
@@ -193,9 +218,15 @@ class ActiveRun:
             task.cancel()
         self.run.mark_failing()
         hung = self._alarm is not None and self._alarm.hang
-        stacks = await dump_stacks(self.run) if hung else ()
-        for stuck in await self.run.engine.kill():
-            self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
+        stacks: tuple[str, ...] = ()
+        with contextlib.suppress(OSError):  # a dump is a help, never a must
+            stacks = await dump_stacks(self.run) if hung else ()
+        try:
+            for stuck in await self.run.engine.kill():
+                self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
+        except Exception as error:  # the next start ends what is left
+            self._context.log.error(f"internal error while ending the engine: {type(error).__name__}: {error}")
+        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir)
         if self._client is not None:
             await self._client.close()
         await asyncio.wait({self._follow}, timeout=FOLLOW_TIMEOUT)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
+from ..engine.lines import is_request, unwrap
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from ..healing import events
 from ..plan import Change
@@ -96,6 +97,7 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     """Return the end that the others follow from, and its cause. Blocking: it scans thousands of lines."""
     from ..healing.classify import Observed, classify
     from ..healing.root_cause import Candidate, first
+    from ..healing.witness import confirm
 
     def why_ended(finding: NodeEvidence) -> Verdict:
         return classify([finding.alarm or ""], Observed(stage=finding.observed.stage))
@@ -103,7 +105,9 @@ def root_cause(findings: Sequence[NodeEvidence]) -> tuple[NodeEvidence, Verdict]
     verdicts = {f.node: classify(f.lines, f.observed) if f.own else why_ended(f) for f in findings}
     chosen = first([Candidate(f.node, f.at, f.own, verdicts[f.node]) for f in findings])
     if chosen is not None:
-        return next(f for f in findings if f.node == chosen.node), chosen.verdict
+        root = next(f for f in findings if f.node == chosen.node)
+        # Only now: which end follows from which is told by what the logs say.
+        return root, confirm(chosen.verdict, root.observed)
     # No engine failed by itself: a node or the network to it was lost, as the head's own alarm says.
     return findings[0], why_ended(findings[0])
 
@@ -129,7 +133,7 @@ def _post_mortem(
         "stages": dict(root.stages),
         "readings": dict(root.readings),
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
-        "engine": {"argv": list(failed.run.engine.argv)},
+        "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(root),
     }
@@ -140,7 +144,9 @@ def _post_mortem(
 
 
 def _last_lines(finding: NodeEvidence) -> list[str]:
-    return [line[:LINE_CHARS] for line in list(finding.lines)[-LAST_LINES:]]
+    """The end of the log, without what clients asked for."""
+    lines = list(finding.lines)[-LAST_LINES:]
+    return ["(a request, left out)" if is_request(unwrap(line).text) else line[:LINE_CHARS] for line in lines]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:

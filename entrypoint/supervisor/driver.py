@@ -12,10 +12,10 @@ from ..config import loading
 from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import leftovers
-from ..errors import Stop, config_rejected
+from ..errors import Stop, config_rejected, refused
 from ..healing import events, machine
 from ..healing.events import Do
-from ..host import inventory, ports
+from ..host import discover, ports
 from ..plan import Change
 from ..state.boots import Boots
 from ..state.post_mortems import PostMortems
@@ -139,11 +139,19 @@ class Driver:
         except Stop as stop:
             event = events.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
         except Exception as error:
-            self._log.error(f"internal error: {type(error).__name__}: {error}")
-            self._log.debug("".join(traceback.format_exception(error)))
-            event = events.Refused("unknown", f"internal error: {error}", "please report it", INTERNAL_ERROR_EXIT)
+            event = self._unforeseen(error)
         if event is not None:
             self._post(event)
+
+    def _unforeseen(self, error: Exception) -> events.Refused:
+        """Return the refusal for a path that this user may not use, with the setting that chose it; anything else is
+        a fault of relaunch."""
+        self._log.debug("".join(traceback.format_exception(error)))
+        if isinstance(error, OSError) and error.filename is not None:
+            stop = refused(error, loading.places(self.loaded.settings, self._environ))
+            return events.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
+        self._log.error(f"internal error: {type(error).__name__}: {error}")
+        return events.Refused("unknown", f"internal error: {error}", "please report it", INTERNAL_ERROR_EXIT)
 
     # -- the pieces of work -----------------------------------------------------------------------------
 
@@ -152,7 +160,7 @@ class Driver:
         self.node.on_preparing()
         await asyncio.to_thread(leftovers.end, settings.state_dir, self._log.warning)
         self._boots.compact()
-        found = await asyncio.to_thread(inventory.current, settings.gpu_inventory, self._environ)
+        found = await asyncio.to_thread(discover.current, settings.gpu_inventory, self._environ)
         self.loaded = loading.resolve_preset(self.loaded, len(found.gpus), self._environ)
         for note in self.loaded.notes:
             self._log.info(note)
@@ -179,12 +187,18 @@ class Driver:
         return None
 
     async def _kill(self, number: int) -> None:
-        await self.node.before_kill()
-        if self._active is not None:
-            active, self._failed = self._active, None
-            self._failed = await active.kill()
-            self._active = None
-        self._post(events.TreeGone(number))
+        """Kill the tree and post TreeGone, whatever goes wrong: without it the machine would wait for its deadline."""
+        try:
+            try:
+                await self.node.before_kill()
+            except Exception as error:
+                self._log.error(f"internal error before the engine is killed: {type(error).__name__}: {error}")
+            if self._active is not None:
+                active, self._failed = self._active, None
+                self._failed = await active.kill()
+                self._active = None
+        finally:
+            self._post(events.TreeGone(number))
 
     async def _diagnose(self) -> events.Event:
         failed = self._failed

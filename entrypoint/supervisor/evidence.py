@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
 import sys
 import time
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 DUMPED_PROCESSES = 12
 DUMP_TIMEOUT = 5.0
 DUMP_LINES = 200
+# A disk with less free than this many bytes counts as full: compilers and caches write files of some MiB.
+FULL_BELOW = 16 << 20
+# A GPU with less free than this many bytes can be out of memory: torch grows by segments of 2 MiB to some hundred MiB,
+# and an activation of a prefill rarely has more than a GiB.
+LOW_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ async def collect(failed: FailedRun) -> NodeEvidence:
 def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
     """The facts beside the log. Blocking."""
     from ..healing.classify import Observed
-    from ..host import gpu_memory
+    from ..host import nvml
 
     code = failed.run.exit_code
     alarm = failed.alarm
@@ -103,8 +110,22 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
         stage=TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage),
         oom_kill=kernel.oom_kill,
         xids=kernel.xids,
-        gpus_missing=len(gpu_memory.free_bytes(gpus)) < len(gpus),
+        gpus_missing=len(nvml.free_bytes(gpus)) < len(gpus),
+        exposed=failed.boot.ready_at is not None or failed.run.exposed,
+        disk_full=any(
+            map(is_full, (failed.planned.loaded.settings.state_dir, failed.planned.loaded.settings.cache_dir))
+        ),
+        gpu_memory_low=failed.run.gpu_free_bytes is not None and failed.run.gpu_free_bytes < LOW_MEMORY,
     )
+
+
+def is_full(directory: Path) -> bool:
+    """Return True when nothing can be written to the disk of ``directory``: bytes or inodes are used up."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return disk.f_bavail * disk.f_frsize < FULL_BELOW or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 async def dump_stacks(run: Run) -> tuple[str, ...]:

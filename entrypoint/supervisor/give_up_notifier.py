@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config.schema import PREFIX, Settings
-from ..state.files import utc
+from ..units import utc
 
 COMMAND_TIMEOUT = 20.0
 WEBHOOK_TIMEOUT = 5.0

@@ -160,7 +160,8 @@ class Launch:
         """Return a client of the engine. The caller closes it."""
         # The first import of httpx takes a tenth of a second that the loop should not lose.
         await asyncio.to_thread(importlib.import_module, "httpx")
-        return EngineClient(loaded.settings.host, loaded.settings.port, loaded.settings.api_key)
+        settings = loaded.settings
+        return EngineClient(settings.host, settings.port, settings.api_key, settings.admin_api_key)
 
     def canary_kind(self, planned: PlannedLaunch) -> canary.Kind:
         """Return what kind of canary request suits the model that was launched."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ..engine.lines import strip_ansi
-from ..state.files import utc
+from ..units import utc
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_PENDING = 20_000

@@ -16,7 +16,7 @@ from ..engine.canary import Failure
 from ..engine.client import EngineClient
 from ..engine.log import Progress, StageBegun, StageEnded, TokenActivity
 from ..engine.run import Run
-from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch
+from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch, Ticks
 
 METRICS_EVERY = 5.0
 # A canary that failed is asked again before anything is believed of it.
@@ -44,9 +44,13 @@ async def watch_start(
     watchdog = StartupWatchdog(settings.stage_stall_timeout, time.monotonic())
     stopped = StoppedWatch(settings.hang_timeout)
     heard = 0
+    ticks = Ticks(1.0, time.monotonic())
     while True:
         await asyncio.sleep(1.0)
         now = time.monotonic()
+        if gap := ticks.gap(now):
+            watchdog.shift(gap)
+            stopped.shift(gap)
         if isinstance(seen(), Progress | StageBegun | StageEnded) or run.heard != heard:
             watchdog.progress(now)
         heard = run.heard
@@ -72,9 +76,12 @@ class WorkerMonitor:
 
     async def watch(self) -> Alarm:
         """Return when a process has been stopped for too long."""
+        ticks = Ticks(1.0, time.monotonic())
         while True:
             await asyncio.sleep(1.0)
-            reason = self._stopped.check(time.monotonic(), self._run.engine.tree.stopped())
+            now = time.monotonic()
+            self._stopped.shift(ticks.gap(now))
+            reason = self._stopped.check(now, self._run.engine.tree.stopped())
             if reason:
                 return Alarm(reason, hang="serving", stopped=True)
 
@@ -110,10 +117,14 @@ class ServingMonitor:
         metrics: asyncio.Task[None] | None = None
         next_metrics = now = time.monotonic()
         next_canary = now + self._settings.canary_interval
+        ticks = Ticks(1.0, now)
         try:
             while True:
                 await asyncio.sleep(1.0)
                 now = time.monotonic()
+                if gap := ticks.gap(now):
+                    self._hang_detector.shift(gap)
+                    self._stopped.shift(gap)
                 self._status.hang_checks += 1
                 if self._run.engine.tree.compiling():
                     self._hang_detector.compiling(now)

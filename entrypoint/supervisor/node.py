@@ -1,7 +1,7 @@
 """The interface between the supervisor and the group of nodes that serve one model together.
 
-The base class is the implementation for a single host. `entrypoint/group` has the two others: `Head` (node 0, which
-decides for all) and `Worker` (every other node, which follows the head).
+The base class is the implementation for a single host. `entrypoint/group` has the two others: `GroupHead` (node 0,
+which decides for all) and `GroupWorker` (every other node, which follows the head).
 """
 
 from __future__ import annotations

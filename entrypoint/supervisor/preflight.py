@@ -3,14 +3,14 @@ finer is `relaunch doctor`'s."""
 
 from __future__ import annotations
 
+from ..config.loading import asks_for_gpus
 from ..config.settings import Loaded
 from ..errors import Stop
 from ..host import memory
-from ..host.inventory import Inventory
+from ..host.inventory import PLAN_ELSEWHERE, Inventory
+from ..host.nvml import MINIMUM_DRIVER, driver_too_old
 from ..units import MIB, format_bytes
 
-# The pinned torch is built for CUDA 13.0, whose first driver is 580.65.06 (CUDA 13.0 release notes, table 3).
-MINIMUM_DRIVER = (580, 65, 6)
 # NCCL's shared-memory transport of two ranks needs more than Docker's default of 64 MiB.
 SHM_FAIL = 256 * MIB
 
@@ -22,14 +22,13 @@ def check(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> None:
     if settings.device == "cpu":
         return
     if not box.gpus:
-        # A model of the operator's own may well run on the CPU; presets say DEVICE=cpu when they do.
-        if settings.device == "cuda" or settings.preset:
-            asker = "RELAUNCH_DEVICE=cuda" if settings.device == "cuda" else f"preset {settings.preset}"
+        if asker := asks_for_gpus(settings):
             why = f" ({box.notes[0]})" if box.notes else ""
             raise Stop(
                 "gpu_lost",
                 f"{asker} needs GPUs and none can be seen{why}",
-                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all",
+                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all; "
+                + PLAN_ELSEWHERE,
             )
         return
     _driver(box.driver)
@@ -49,11 +48,9 @@ def ranks_here(tp: int | str, pp: int, nnodes: int, gpus: int) -> int:
 
 
 def _driver(version: str | None) -> None:
-    parts = tuple(int(part) for part in (version or "").split(".") if part.isdecimal())
-    if parts and parts < MINIMUM_DRIVER:
-        wanted = ".".join(f"{part:02}" for part in MINIMUM_DRIVER)
+    if driver_too_old(version):
         raise Stop(
             "driver_mismatch",
-            f"driver {version} is older than {wanted}, which the engine's CUDA 13.0 needs",
+            f"driver {version} is older than {MINIMUM_DRIVER}, which the engine's CUDA 13.0 needs",
             "install driver 580 or later on the host",
         )

@@ -67,11 +67,11 @@ async def _remove_kernels(planned: PlannedLaunch, log: Log) -> None:
 
 async def _gpu_memory_back(free_before: Mapping[int, int], timeout: float, log: Log) -> None:
     """Wait until every GPU has as many free bytes as before the first spawn."""
-    from ..host import gpu_memory
+    from ..host import nvml
 
     began = logged = time.monotonic()
     while free_before:
-        free = await asyncio.to_thread(gpu_memory.free_bytes, list(free_before))
+        free = await asyncio.to_thread(nvml.free_bytes, list(free_before))
         lost = [index for index in free_before if index not in free]
         if lost:
             raise Stop("gpu_lost", f"GPU {lost[0]} no longer answers", "reset the GPU or reboot, see dmesg for Xid")
@@ -82,7 +82,7 @@ async def _gpu_memory_back(free_before: Mapping[int, int], timeout: float, log: 
         timed_out = now - began > timeout
         if timed_out or now - logged > HOLDERS_LOGGED_EVERY:
             logged = now
-            holders = await asyncio.to_thread(gpu_memory.holders, short)
+            holders = await asyncio.to_thread(nvml.processes, short)
             names = ", ".join(f"{h.name} (pid {h.pid})" for h in holders) or "nobody that the driver names"
             log.warning(f"GPU {short[0]} memory is still held by {names}")
             if timed_out:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from ..config.schema import SECRETS, Settings
 from ..config.settings import Loaded
 from ..control import app as control
+from ..control import server
 from ..control.records import Records
 from ..control.status import Status
 from ..errors import Stop, config_rejected
 from ..healing import events, machine
 from ..healing.phases import Phase
-from ..host import ports
+from ..host import limits, ports
 from ..host.parent_death import become_subreaper
 from ..scrub import from_environment
-from ..state.files import Lock
+from ..state.lock import Lock
 from ..units import format_duration
 from .driver import Driver
 from .logs import Log
@@ -72,8 +75,8 @@ class Supervisor:
             raise
         become_subreaper()
         app = control.build(self.status, Records(settings.state_dir), settings.control_token, group=self._node.endpoint)
-        http = control.server(app)
-        serving = asyncio.create_task(control.serve(http, sock))
+        http = server.server(app)
+        serving = asyncio.create_task(server.serve(http, sock))
         link = asyncio.create_task(self._node.link())
         self._handle_signals()
         try:
@@ -159,12 +162,34 @@ def _limits(settings: Settings, node: Node) -> machine.Limits:
     )
 
 
+def with_admin_key(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, Mapping[str, str]]:
+    """Return settings and environment with an admin key wherever clients have one: without it their key administers
+    the engine. Raises Stop (78) for an admin key alone, with which clients need none at all and may read it.
+
+    A generated key is good for one life of the supervisor and shown nowhere.
+    """
+    settings = loaded.settings
+    if settings.admin_api_key and not settings.api_key:
+        raise config_rejected(
+            "RELAUNCH_ADMIN_API_KEY is set without RELAUNCH_API_KEY: the engine would answer anyone, and show the "
+            "admin key to anyone who asks",
+            "set RELAUNCH_API_KEY (or _FILE) too",
+        )
+    if not settings.api_key or settings.admin_api_key:
+        return loaded, environ
+    key = secrets.token_urlsafe(32)
+    changed = settings.model_copy(update={"admin_api_key": key})
+    return replace(loaded, settings=changed), {**environ, "RELAUNCH_ADMIN_API_KEY": key}
+
+
 def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header: Header) -> int:
     """`relaunch serve`: serve until stopped or given up, and return the exit code. ``make_node`` makes this node's
     part in its group; ``header`` shows the status above the log lines, where the terminal can."""
     import uvloop
 
+    loaded, environ = with_admin_key(loaded, environ)
     settings = loaded.settings
+    limits.set_limits()
     log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
         supervisor = Supervisor(loaded, environ, log, make_node)

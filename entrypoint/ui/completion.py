@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Source it: ``source <(relaunch completion bash)``; fish: ``relaunch completion fish | source``."""
+    """The completion script of ``parser`` for ``shell`` (bash, zsh or fish), to be sourced: ``source <(relaunch
+    completion bash)``, or ``relaunch completion fish | source``."""
     verbs = {name: (text, sorted(words), takes_file) for name, text, words, takes_file in _verbs(parser)}
     if shell == "fish":
         return _fish(verbs)

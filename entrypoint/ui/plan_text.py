@@ -83,6 +83,9 @@ def _parts(document: Mapping[str, Any], width: int) -> Any:
     if document.get("network"):
         parts += ["", *plan_nodes_text.network(document, width), "", *plan_nodes_text.against_one(document)]
     parts += ["", *_decisions(document, width)]
+    answer = document.get("engine_answer")
+    if answer and answer["accepted"]:
+        parts.append(Text(f"the engine accepts it; {format_bytes(answer['weights_bytes'])} of parameters on a GPU"))
     for warning in document.get("warnings") or ():
         parts.append(Text(f"warning: {warning}", style="yellow"))
     argv = (document.get("engine") or {}).get("argv") or []

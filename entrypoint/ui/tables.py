@@ -1,11 +1,11 @@
-"""What the verbs print for people: one function a document, readable at 80 columns, plain text off a terminal.
+"""What the commands print for people: one function for each document, readable at 80 columns.
 
-Colours come from rich, which obeys NO_COLOR and writes none into files and pipes.
+Colours come from rich, which obeys NO_COLOR and writes plain text into files and pipes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,16 @@ Document = Mapping[str, Any]
 VERDICT_STYLE = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATE_STYLE = {"ok": "green", "unverified": "yellow", "missing": "red", "damaged": "bold red"}
 SOURCE_STYLE = {"environment": "cyan", "preset": "green", "default": "dim"}
+# Rows of a table before it says how many more there are.
+FILES_SHOWN = 40
+ALL_FILES_SHOWN = 20
+EVIDENCE_SHOWN = 12
 BOOTS_SHOWN = 15
 POST_MORTEMS_SHOWN = 8
 
 
 def weights(document: Document, console: Console | None = None) -> None:
-    """`relaunch weights`: the verdict, then what is not good file by file, or every file when few."""
+    """`relaunch weights`: the verdict, then each file that is not good, or every file when there are few."""
     out = console or _console()
     files = document["files"]
     out.print(
@@ -51,16 +55,16 @@ def weights(document: Document, console: Console | None = None) -> None:
         )
     )
     bad = [row for row in files if row["state"] in ("missing", "damaged")]
-    shown = bad or (files if len(files) <= 20 else [])
+    shown = bad or (files if len(files) <= ALL_FILES_SHOWN else [])
     if shown:
         table = _table("file", "size", "state")
         table.columns[1].justify = "right"
-        for row in shown[:40]:
+        for row in shown[:FILES_SHOWN]:
             state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
             table.add_row(_text(row["path"]), format_bytes(row["size"]), _text(state, STATE_STYLE[row["state"]]))
         out.print(table)
-        if len(shown) > 40:
-            out.print(f"and {len(shown) - 40} more")
+        if len(shown) > FILES_SHOWN:
+            out.print(f"and {len(shown) - FILES_SHOWN} more")
     if document["ok"]:
         out.print(_text(f"good: {len(files)} files", "green"))
     elif not bad:
@@ -71,7 +75,7 @@ def weights(document: Document, console: Console | None = None) -> None:
 
 
 def doctor(document: Document, console: Console | None = None) -> None:
-    """`relaunch doctor`: a line a check, the fixing command below what is not good, and the count."""
+    """`relaunch doctor`: a line for each check, the command that mends it below, and the count of verdicts."""
     out = console or _console()
     table = _grid(8, None)
     count = dict.fromkeys(VERDICT_STYLE, 0)
@@ -92,7 +96,7 @@ def doctor(document: Document, console: Console | None = None) -> None:
 
 
 def config(document: Document, console: Console | None = None) -> None:
-    """`relaunch config`: what was set first, then the defaults, so that the reader finds his own values."""
+    """`relaunch config`: what was set comes first, then the defaults."""
     out = console or _console()
     if document["preset"]:
         out.print(_text(f"preset {document['preset']}", "bold"))
@@ -110,7 +114,7 @@ def config(document: Document, console: Console | None = None) -> None:
 
 
 def explain(document: Document, console: Console | None = None) -> None:
-    """`relaunch explain`: cause, proof, what would be done."""
+    """`relaunch explain`: the cause, what would be done, and the evidence."""
     out = console or _console()
     action = document["action"]
     rank = document["rank"]
@@ -127,13 +131,13 @@ def explain(document: Document, console: Console | None = None) -> None:
         out.print(_text("evidence", "bold"))
         table = _grid(7, None)
         table.columns[0].justify = "right"
-        for line in document["evidence"][:12]:
+        for line in document["evidence"][:EVIDENCE_SHOWN]:
             table.add_row(_text(str(line["line"]), "dim"), _text(_shortened(line["text"], 400)))
         out.print(table)
 
 
 def history(document: Document, console: Console | None = None) -> None:
-    """`relaunch history`: the newest boots, then the newest ends that nobody asked for, in words."""
+    """`relaunch history`: the newest boots, then the newest ends that nobody asked for."""
     out = console or _console()
     boots, post_mortems = document["boots"], document["post_mortems"]
     if not boots and not post_mortems:
@@ -179,7 +183,7 @@ def _post_mortem(out: Console, row: Document) -> None:
 
 
 def hardware(box: Inventory, console: Console | None = None) -> None:
-    """`relaunch hardware`: the box in a few lines, then a line a GPU."""
+    """`relaunch hardware`: the host in a few lines, then a line for each GPU."""
     out = console or _console()
     rows = [
         ("driver", f"{box.driver or 'none'}" + (f" (CUDA up to {box.cuda})" if box.cuda else "")),
@@ -206,9 +210,6 @@ def hardware(box: Inventory, console: Console | None = None) -> None:
             "-" if gpu.numa_node is None else str(gpu.numa_node),
         )
     out.print(table)
-
-
-# -- pieces -------------------------------------------------------------------------------------------------
 
 
 def _console() -> Console:
@@ -276,10 +277,3 @@ def _between(start: str | None, end: str | None) -> str:
 
 def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def shell_words(argv: Sequence[str]) -> str:
-    """The engine command as it can be pasted into a shell."""
-    import shlex
-
-    return " ".join(shlex.quote(word) for word in argv)

@@ -17,15 +17,17 @@ from ..control.status import Status
 from ..healing.labels import PHASE_LABELS, STAGE_LABELS
 from ..units import format_bytes, format_duration
 
+# Seconds between two drawings.
 EVERY = 0.5
-# Two lines and a rule.
+# Rows: two lines and a rule.
 HEIGHT = 3
+# Characters of the progress bar.
 BAR = 24
 _GREEN, _YELLOW, _RED, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 def wanted(stream: TextIO, log_format: str, environ: Mapping[str, str]) -> bool:
-    """Is there a terminal that can hold a header?"""
+    """True when ``stream`` is a terminal that can hold a header, and the log is text for people."""
     try:
         terminal = stream.isatty()
     except ValueError:
@@ -68,9 +70,11 @@ class Header:
         self._thread = threading.Thread(target=self._work, name="header", daemon=True)
 
     def start(self) -> None:
+        """Draw in a thread from now on."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop drawing and give the whole screen back to the log."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(2.0)
@@ -82,7 +86,7 @@ class Header:
             self.draw()
 
     def draw(self) -> None:
-        """Once. Nothing is written when nothing changed."""
+        """Draw once. Nothing is written when nothing changed."""
         columns, rows = self._size()
         if rows < 2 * HEIGHT:
             return
@@ -110,17 +114,17 @@ def lines(status: Status, columns: int, *, color: bool) -> tuple[str, str, str]:
     """The header at this width. Pure but for the clock inside ``status``."""
     startup = status.startupz()
     style = _GREEN if status.ready else _RED if status.phase == "GAVE_UP" else _YELLOW
-    words = PHASE_LABELS.get(status.phase, status.phase)
+    phase = PHASE_LABELS.get(status.phase, status.phase)
     stage = "" if status.ready or not status.stage else f": {STAGE_LABELS.get(status.stage, status.stage)}"
     age = format_duration(max(0.0, status.age()))
     model = str(((status.plan or {}).get("model") or {}).get("id") or "")
-    left = f" {words}{stage}, {age}"[: max(0, columns - len("relaunch") - 1)]
+    left = f" {phase}{stage}, {age}"[: max(0, columns - len("relaunch") - 1)]
     room = columns - len("relaunch") - len(left) - 2
     right = model if len(model) <= room else ("…" + model[1 - room :] if room > 8 else "")
     gap = " " * max(1, columns - len("relaunch") - len(left) - len(right) - 1)
-    first = _cut(_BOLD, "relaunch", color) + _cut(style, left, color) + gap + _cut(_DIM, right, color)
+    first = _styled(_BOLD, "relaunch", color) + _styled(style, left, color) + gap + _styled(_DIM, right, color)
     second = _second(status, startup["percent"], startup["estimate_seconds"], columns, color)
-    return first, second, _cut(_DIM, "─" * columns, color)
+    return first, second, _styled(_DIM, "─" * columns, color)
 
 
 def _second(status: Status, percent: float | None, estimate: float | None, columns: int, color: bool) -> str:
@@ -130,25 +134,25 @@ def _second(status: Status, percent: float | None, estimate: float | None, colum
         text += f", {restarts} restart{'' if restarts == 1 else 's'}"
         return text[: columns - 1]
     if status.reason:
-        return _cut(_RED if status.phase == "GAVE_UP" else "", status.reason[: columns - 1], color)
+        return _styled(_RED if status.phase == "GAVE_UP" else "", status.reason[: columns - 1], color)
     if percent is None:
         return ""
     filled = round(BAR * percent / 100)
-    words = [f"{percent:.0f}%"]
+    facts = [f"{percent:.0f}%"]
     if estimate:
-        words.append(f"about {format_duration(estimate)} left")
+        facts.append(f"about {format_duration(estimate)} left")
     elif percent >= 99:
-        words.append("longer than earlier boots")
+        facts.append("longer than earlier boots")
     progress = status.progress
     if progress.graphs_total:
-        words.append(f"graphs {progress.graphs}/{progress.graphs_total}")
+        facts.append(f"graphs {progress.graphs}/{progress.graphs_total}")
     elif progress.shards_total:
-        words.append(f"shards {progress.shards}/{progress.shards_total}")
+        facts.append(f"shards {progress.shards}/{progress.shards_total}")
     elif progress.bytes_total:
-        words.append(f"{format_bytes(progress.bytes or 0)} of {format_bytes(progress.bytes_total)}")
-    text = "  ".join(words)[: max(0, columns - BAR - 2)]
-    return _cut(_YELLOW, "█" * filled, color) + _cut(_DIM, "░" * (BAR - filled), color) + f" {text}"
+        facts.append(f"{format_bytes(progress.bytes or 0)} of {format_bytes(progress.bytes_total)}")
+    text = "  ".join(facts)[: max(0, columns - BAR - 2)]
+    return _styled(_YELLOW, "█" * filled, color) + _styled(_DIM, "░" * (BAR - filled), color) + f" {text}"
 
 
-def _cut(style: str, text: str, color: bool) -> str:
+def _styled(style: str, text: str, color: bool) -> str:
     return f"{style}{text}{_PLAIN}" if color and style and text else text

@@ -134,12 +134,14 @@ def _headers(request: dict[str, Any], events: EventWriter, retry: Retry) -> None
 
     present = retry(top_files, "listing")
     files = {name: text(name) for name in (*DOCUMENTS, shards.INDEX) if name in present}
+    index = files.pop(shards.INDEX, None)
     try:
-        names = shards.select(present, files.pop(shards.INDEX, None), f"{repo} at {revision}")
+        names = shards.select(present, index, f"{repo} at {revision}")
     except Stop as stop:
         events.write("refused", cause=stop.cause, message=stop.message)
         return
-    groups = TensorGroups()
+    events.write("note", text=f"reading config.json and the headers of {len(names)} safetensors files of {repo}")
+    groups = TensorGroups(unique=len(names) > 1 and index is None)
     with ThreadPoolExecutor(HEADER_WORKERS) as pool:
         for name, found in zip(names, pool.map(header, names), strict=True):
             try:
@@ -148,7 +150,7 @@ def _headers(request: dict[str, Any], events: EventWriter, retry: Retry) -> None
             except BadFile as error:
                 raise HubError("bad_header", f"{name} {error}", path=name) from None
     rows = [[*key, *counts] for key, counts in groups.counts.items()] if names else None
-    events.write("headers", files=files, groups=rows)
+    events.write("headers", present=present, files=files, groups=rows)
 
 
 class Fetcher:

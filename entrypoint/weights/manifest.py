@@ -29,6 +29,7 @@ _OTHER_FORMATS = (
     ".tflite",
     ".ckpt",
 )
+LONGEST_NAME, LONGEST_PATH = 255, 1024  # bytes of a name (Linux), characters of a path within a model
 WEIGHTS = (".safetensors", *_OTHER_FORMATS)
 
 
@@ -61,7 +62,7 @@ def parse(document: Any, source: str) -> tuple[str | None, Manifest]:
     entries: dict[str, Entry] = {}
     for path, row in document["files"].items():
         if not is_safe_path(path) or not isinstance(row, dict):
-            raise ValueError(f"{path!r} is not a file of a model")
+            raise ValueError(f"{ascii(path)[:200]} is not a file of a model")
         size, algo, digest = row.get("size"), None, row.get("sha256") or row.get("lfs_sha256")
         if digest is not None:
             algo = "sha256"
@@ -70,11 +71,11 @@ def parse(document: Any, source: str) -> tuple[str | None, Manifest]:
         if size is not None and (not isinstance(size, int) or size < 0):
             raise ValueError(f"{path}: size is not a number of bytes")
         if digest is not None and not (_SHA256 if algo == "sha256" else _SHA1).fullmatch(str(digest)):
-            raise ValueError(f"{path}: {digest!r} is not a {algo} digest")
+            raise ValueError(f"{path}: {ascii(digest)[:80]} is not a {algo} digest")
         entries[path] = Entry(path, size, algo, digest)
     revision = document.get("revision")
-    if revision is not None and not isinstance(revision, str):
-        raise ValueError("revision is not a text")
+    if revision is not None and not is_safe_path(revision):
+        raise ValueError("revision is no name of a commit, branch or tag")
     return revision, Manifest(entries, source, closed=True)
 
 
@@ -95,7 +96,9 @@ def is_safe_path(path: object) -> bool:
         and bool(path)
         and not path.startswith("/")
         and ".." not in path.split("/")
-        and "\0" not in path
+        and path.isprintable()
+        and all(len(os.fsencode(part)) <= LONGEST_NAME for part in path.split("/"))
+        and len(path) <= LONGEST_PATH
     )
 
 
@@ -106,7 +109,7 @@ def read_given(path: Path) -> tuple[str | None, Manifest]:
         return parse(json.loads(path.read_text(encoding="utf-8")), f"RELAUNCH_MANIFEST={path}")
     except OSError as error:
         raise unreadable(f"RELAUNCH_MANIFEST={path} cannot be read: {error.strerror}", "check the path") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise config_rejected(
             f"RELAUNCH_MANIFEST={path} is not a manifest: {error}",
             'write {"revision", "files": {path: {"size", "sha256"}}}',

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ..checkpoint import consistency
 from ..errors import Stop, config_rejected, denied, unreadable
 from . import manifest
 from .manifest import Entry, Manifest
@@ -102,11 +103,8 @@ def directory(model: str, root: Path, given: Manifest | None) -> Located:
     except OSError as error:
         raise unreadable(f"RELAUNCH_MODEL={model}: {error.strerror}", "check the directory and its mount") from None
     if "config.json" not in names:
-        raise Stop(
-            "weights_missing",
-            f"RELAUNCH_MODEL={model}: {root} holds no config.json",
-            "name the directory of a checkpoint in the hub's layout",
-        )
+        step = consistency.without_config(names) or "name the directory of a checkpoint in the hub's layout"
+        raise Stop("weights_missing", f"RELAUNCH_MODEL={model}: {root} holds no config.json", step)
     if given is not None:
         return Located("directory", model, None, root, given)
     known = manifest.from_metadata(root)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..checkpoint import safetensors
 from . import cache, hashing
-from .manifest import Entry, Manifest
+from .manifest import Entry, Manifest, is_safe_path
 
 State = Literal["ok", "unverified", "missing", "damaged"]
 LARGEST_JSON = 64 << 20  # a bigger file is not parsed
@@ -120,8 +120,8 @@ def _index(
         states[path] = _bad(entry, "damaged", "is not an index of weights")
         return
     for shard, names in wanted.items():
-        if ".." in Path(shard).parts or shard.startswith("/"):
-            states[path] = _bad(entry, "damaged", f"names a file outside the model: {shard}")
+        if not is_safe_path(shard):
+            states[path] = _bad(entry, "damaged", f"names a file outside the model: {safetensors.shown(shard)}")
             return
         if shard not in states:
             states[shard] = _one(root, Entry(shard), tensors)
@@ -132,7 +132,7 @@ def _index(
         present = tensors[shard]
         if not names <= present:
             name = min(names - present)
-            reason = f"lacks {len(names - present)} tensors of the index, such as {name}"
+            reason = f"lacks {len(names - present)} tensors of the index, such as {safetensors.shown(name)}"
             states[shard] = replace(states[shard], state="damaged", reason=reason)
         elif present - names:
             reason = f"{LACKS} {len(present - names)} tensors of {shard}"

@@ -8,9 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from ..checkpoint import consistency
 from ..checkpoint.model import Checkpoint, assemble
 from ..checkpoint.safetensors import TensorGroups
 from ..errors import Stop, unreadable
@@ -35,14 +36,18 @@ async def list_files(hub: Hub, repo: str, revision: str) -> tuple[str, Manifest]
         raise stop_for({"kind": "not_a_hub", "text": text}, hub, repo, revision) from None
 
 
-async def read_checkpoint(hub: Hub, repo: str, revision: str | None) -> Checkpoint:
-    """Read config.json and the shards' headers of a model on the hub; nothing is stored. Raises Stop: 66 without a
-    usable config.json, 65 for a broken header, else what the hub says."""
+async def read_checkpoint(
+    hub: Hub, repo: str, revision: str | None, on_note: Callable[[str], object] | None = None
+) -> Checkpoint:
+    """Read config.json and the shards' headers of a model on the hub; nothing is stored. ``on_note`` gets a line about
+    what is read or waited for. Raises Stop: 66 without a usable config.json, 65 for a broken header, else what the
+    hub says."""
     at = revision or "main"
-    event = await _ask(hub, repo, at, {"op": "headers"})
+    event = await _ask(hub, repo, at, {"op": "headers"}, on_note)
     files = event["files"]
     if files.get("config.json") is None:
-        raise unreadable(f"{repo} has no config.json on the hub", "check RELAUNCH_MODEL and RELAUNCH_REVISION")
+        step = consistency.without_config(event["present"]) or "check RELAUNCH_MODEL and RELAUNCH_REVISION"
+        raise unreadable(f"{repo} has no config.json on the hub", step)
     config, quantization = (_object(repo, name, files.get(name)) for name in ("config.json", "hf_quant_config.json"))
     groups: TensorGroups | None = None
     if event["groups"] is not None:
@@ -61,13 +66,21 @@ def _object(repo: str, name: str, text: str | None) -> dict[str, Any]:
     return document
 
 
-async def _ask(hub: Hub, repo: str, revision: str, request: dict[str, Any]) -> dict[str, Any]:
+async def _ask(
+    hub: Hub,
+    repo: str,
+    revision: str,
+    request: dict[str, Any],
+    on_note: Callable[[str], object] | None = None,
+) -> dict[str, Any]:
     """The event that answers a request which has one answer. Raises Stop."""
     request = {**request, "repo": repo, "revision": revision, "attempts": ATTEMPTS}
     async with DownloadProcess(request, child_environ(hub, xet=False)) as process:
         async for event in process.events():
             if event["event"] == request["op"]:
                 return event
+            if event["event"] in ("note", "wait") and on_note is not None:
+                on_note(hub.scrub(str(event["text"])))
             if event["event"] == "refused":
                 raise Stop(event["cause"], hub.scrub(event["message"]), "choose another RELAUNCH_REVISION")
             if event["event"] == "error":

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from entrypoint.control import app as control
+from entrypoint.control import server
 from entrypoint.control.status import Status
-from entrypoint.host.gpu_load import GpuReading, Gpus
+from entrypoint.host.gpu_poller import GpuPoller
+from entrypoint.host.nvml import GpuReading
 
 GIB = 1 << 30
 TOTAL = 102_641_958_912
@@ -168,9 +170,9 @@ def gave_up() -> Status:
     return status
 
 
-def nvml(gpus: int = 8, used: float = 0.93) -> Gpus:
+def nvml(gpus: int = 8, used: float = 0.93) -> GpuPoller:
     held = tuple(GpuReading(i, TOTAL, int(TOTAL * used), 0.4, 55 + i, 410.0) for i in range(gpus))
-    found = Gpus(lambda: held)
+    found = GpuPoller(lambda: held)
     found.latest()
     while gpus and not found.latest():
         time.sleep(0.001)
@@ -179,15 +181,15 @@ def nvml(gpus: int = 8, used: float = 0.93) -> Gpus:
 
 @contextlib.contextmanager
 def served(
-    status: Status, document: dict[str, Any], token: str | None = None, gpus: Gpus | None = None
+    status: Status, document: dict[str, Any], token: str | None = None, gpus: GpuPoller | None = None
 ) -> Iterator[str]:
     """The real control port on a free port, in a thread; the address without a slash at its end."""
     import asyncio
 
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    http = control.server(control.build(status, lambda: document, token, gpus or nvml(0)))
-    thread = threading.Thread(target=lambda: asyncio.run(control.serve(http, sock)), daemon=True)
+    http = server.server(control.build(status, lambda: document, token, gpus or nvml(0)))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(http, sock)), daemon=True)
     thread.start()
     while not http.started:
         time.sleep(0.005)

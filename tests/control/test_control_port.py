@@ -16,7 +16,8 @@ from entrypoint.control import app as control
 from entrypoint.control.records import Records
 from entrypoint.control.status import Status
 from entrypoint.control.stream import MAX_CLIENTS, Stream
-from entrypoint.host.gpu_load import GpuReading, Gpus
+from entrypoint.host.gpu_poller import GpuPoller
+from entrypoint.host.nvml import GpuReading
 
 OPEN = ["/livez", "/readyz", "/startupz", "/"]
 CLOSED = ["/plan", "/history", "/metrics", "/status", "/events"]
@@ -200,7 +201,7 @@ def test_a_blocked_nvml_never_blocks_a_scrape() -> None:
         gate.wait(5)
         return (GpuReading(0, 100, 40),)
 
-    gpus = Gpus(read, ttl=0.0)
+    gpus = GpuPoller(read, max_age=0.0)
     began = time.monotonic()
     assert [gpus.latest() for _ in range(50)] == [()] * 50
     assert time.monotonic() - began < 0.5

@@ -75,12 +75,20 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         report.output_path(str(tmp_path / "no" / "r.tar.gz"))
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_know_every_verb(shell: str) -> None:
     text = completion.script(cli._parser(), shell)
     for verb in ("serve", "plan", "weights", "doctor", "history", "report", "completion"):
         assert verb in text
     assert "--json" in text or "-l json" in text
+
+
+def test_it_lies_where_one_is_but_never_in_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert report.default_folder() == tmp_path
+    monkeypatch.chdir(Path(__file__).parent)
+    assert report.default_folder() == tmp_path / "home"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

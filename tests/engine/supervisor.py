@@ -20,6 +20,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 BOOT_SECONDS = 600.0
+LAUNCHER = str(ROOT / "entrypoint" / "engine" / "launcher.py")
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 # The same supervisor with a fake tree in sglang's place.
 FAKE_SERVE = (
@@ -144,7 +145,7 @@ class Supervisor:
                 command = process.cmdline()
             except psutil.Error:
                 continue
-            if role == "main" and ("sglang.launch_server" in command or command[1:2] == [self.fake]):
+            if role == "main" and (LAUNCHER in command or command[1:2] == [self.fake]):
                 return process
             if command and command[0].startswith(f"sglang::{role}"):
                 return process

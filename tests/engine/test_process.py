@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -237,8 +239,9 @@ async def test_it_is_known_whether_the_engine_was_dying_before_it_was_killed(spa
     if victim is not None:
         dying = psutil.Process(watched.engine.pid) if victim == "main" else watched.role(victim)
         dying.kill()
-        while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.005)
     await watched.engine.kill()
     assert watched.engine.failing is (victim is not None)
 
@@ -250,3 +253,40 @@ def test_a_semaphore_whose_maker_died_before_anybody_looked_is_removed_by_its_pi
         (tmp_path / name).write_text("")
     assert ledger.remove({41}) == ["sem.loky-41-a"]
     assert {path.name for path in tmp_path.iterdir()} == {"sem.loky-41-old", "sem.loky-42-b", "sem.loky-b", "other-41"}
+
+
+async def test_what_follows_in_a_line_that_is_too_long_is_never_a_line_of_its_own(tmp_path: Path) -> None:
+    code = "import sys; w = sys.stdout.write; w('Receive: obj=' + 'NVRM: Xid (x): 79 ' * 20000 + '\\nnext\\n')"
+    lines: list[str] = []
+    engine = Engine([sys.executable, "-c", code], {**os.environ, MARK: "long"}, tmp_path, "long")
+    await engine.follow(lines.append, lambda ended: None)
+    await engine.kill()
+    assert len(lines) == 3 and lines[0].startswith("Receive: obj=") and lines[2] == "next"
+    assert "Xid" not in lines[1] and "left out" in lines[1]
+
+
+async def test_an_engine_that_cannot_be_looked_at_is_looked_at_again_and_still_killed(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exhausted = OSError(errno.EMFILE, "Too many open files")
+    opened, failures = os.pidfd_open, [3]
+
+    def pidfd_open(pid: int, *more: int) -> int:
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise exhausted
+        return opened(pid, *more)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    watched = await spawn()
+    await watched.until(lambda: failures[0] < 0)
+    assert watched.ends == [], "out of descriptors is no end"
+
+    def census(*_: object, **__: object) -> list[psutil.Process]:
+        raise exhausted
+
+    monkeypatch.setattr(watched.engine.tree, "census", census)
+    killing = asyncio.create_task(watched.engine.kill())
+    await watched.until(lambda: any(ended.role == "main" for ended in watched.ends))
+    monkeypatch.undo()
+    assert await killing == []

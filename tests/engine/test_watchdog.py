@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from entrypoint.engine import watchdog
 from entrypoint.engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch
 
 
@@ -103,3 +106,21 @@ def test_a_stopped_process_is_found_after_the_patience_and_forgiven_when_it_goes
     assert watch.check(30, []) is None
     assert watch.check(40, ["scheduler (pid 1)"]) is None
     assert "scheduler" in str(watch.check(100, ["scheduler (pid 1)"]))
+
+
+@pytest.mark.parametrize("pause", [8.0, 14.0, 70.0, 3600.0])
+def test_a_watcher_that_stood_still_itself_takes_no_engine_for_hung(pause: float) -> None:
+    ticks, hang, stopped = watchdog.Ticks(1.0, 0.0), watchdog.HangDetector(10.0, True, 0.0), watchdog.StoppedWatch(10.0)
+    start = watchdog.StartupWatchdog(10.0, 0.0)
+    now = 0.0
+    for tick in range(1, 9):
+        now = tick + (pause if tick > 3 else 0.0)
+        if gap := ticks.gap(now):
+            for each in (hang, stopped, start):
+                each.shift(gap)
+        assert hang.check(now) is None and start.check(now, "loading", (), 0) is None
+        assert stopped.check(now, ["scheduler"]) is None
+    for tick in range(9, 13):
+        now = tick + pause
+        assert ticks.gap(now) == 0.0
+    assert hang.check(now) and start.check(now, "loading", (), 0) and stopped.check(now, ["scheduler"])

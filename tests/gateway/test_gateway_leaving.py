@@ -13,7 +13,7 @@ from entrypoint.config import loading
 from entrypoint.gateway import gateway as module
 from entrypoint.gateway import probe, router
 from entrypoint.gateway.gateway import Gateway
-from entrypoint.gateway.replicas import Named, Reading, Replica
+from entrypoint.gateway.replicas import ProbeResult, Replica, ReplicaSpec
 from entrypoint.supervisor.logs import Log
 
 
@@ -48,11 +48,11 @@ class Town:
     """A gateway whose name has the ``addresses`` given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def resolve(names: Iterable[Named]) -> dict[Named, list[str] | None]:
+        async def resolve(names: Iterable[ReplicaSpec]) -> dict[ReplicaSpec, list[str] | None]:
             return {name: list(self.addresses) for name in names}
 
-        async def readyz(replica: Replica) -> Reading:
-            return Reading(200)
+        async def readyz(replica: Replica) -> ProbeResult:
+            return ProbeResult(200)
 
         async def model(replica: Replica, key: str | None) -> str | None:
             return "m"
@@ -68,7 +68,7 @@ class Town:
 
     async def close(self) -> None:
         await asyncio.sleep(0)  # what was never begun cannot be ended without a warning
-        tending = list(self.gateway._tending)
+        tending = list(self.gateway._probing)
         for task in tending:
             task.cancel()
         await asyncio.gather(*tending, return_exceptions=True)
@@ -91,7 +91,7 @@ async def test_who_leaves_the_name_leaves_the_router_although_it_refuses_twice(
     town.addresses.clear()
     town.router.refuses = 2
     await town.gateway._resolve()
-    await until(lambda: not town.gateway._tending)
+    await until(lambda: not town.gateway._probing)
     assert not town.router.urls and not town.gateway._members
     await town.close()
 
@@ -104,7 +104,7 @@ async def test_who_leaves_while_it_is_taken_in_leaves_the_router_too(monkeypatch
     town.addresses.clear()
     await town.gateway._resolve()
     town.router.go_on.set()
-    await until(lambda: not town.gateway._tending)
+    await until(lambda: not town.gateway._probing)
     assert not town.router.urls
     await town.close()
 

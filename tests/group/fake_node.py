@@ -150,6 +150,11 @@ def main() -> None:
         server.serve_forever()
 
     threading.Thread(target=serve, daemon=True).start()
+    watch(pid, draining)
+
+
+def watch(pid: int, draining: threading.Event) -> None:
+    """Follow the scheduler to its end, and pass a stop on to it."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

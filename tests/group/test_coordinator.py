@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from entrypoint.group.coordinator import Coordinator, Rejected
+from entrypoint.group.coordinator import Coordinator, IncompatibleWorker
 from entrypoint.group.messages import (
-    Answer,
     End,
     Outcome,
     Refusal,
+    Reply,
     Report,
-    answer_from,
-    answer_to,
-    report_from,
-    report_to,
+    dump_reply,
+    dump_report,
+    parse_reply,
+    parse_report,
 )
 from entrypoint.healing.classify import Observed, classify
 from entrypoint.healing.root_cause import Candidate, first
@@ -53,112 +53,112 @@ PLAN: Any = Plan(
 RETRY = Outcome("killed", "r", "", 70, retry=True)
 
 
-def report(rank: int = 1, life: str = "a", **fields: Any) -> Report:
-    return Report(rank, life, f"host{rank}", **({"standing": "waiting"} | fields))
+def report(rank: int = 1, instance_id: str = "a", **fields: Any) -> Report:
+    return Report(rank, instance_id, f"host{rank}", **({"state": "waiting"} | fields))
 
 
 def running(nnodes: int = 2) -> Coordinator:
-    authority = Coordinator(nnodes, lease=10, life="head")
-    for rank in authority.ranks:
-        authority.hear(report(rank), 0)
-    assert authority.missing({}, 1) == ()
-    authority.begin(PLAN)
-    return authority
+    coordinator = Coordinator(nnodes, lease=10, instance_id="head")
+    for rank in coordinator.ranks:
+        coordinator.hear(report(rank), 0)
+    assert coordinator.not_ready({}, 1) == ()
+    coordinator.begin(PLAN)
+    return coordinator
 
 
 def test_nobody_starts_before_all_wait() -> None:
-    authority = Coordinator(3, lease=10, life="head")
-    assert authority.missing({}, 0) == ("node 1 has not been heard yet", "node 2 has not been heard yet")
-    assert authority.hear(report(1), 1).order == "wait"
-    authority.hear(report(2, standing="preparing"), 1)
-    assert authority.missing({}, 2) == ("node 2 (host2) is preparing",)
-    authority.hear(report(2), 3)
-    assert authority.missing({}, 20) == ("node 1 (host1) is no longer heard", "node 2 (host2) is no longer heard")
+    coordinator = Coordinator(3, lease=10, instance_id="head")
+    assert coordinator.not_ready({}, 0) == ("node 1 has not been heard yet", "node 2 has not been heard yet")
+    assert coordinator.hear(report(1), 1).order == "wait"
+    coordinator.hear(report(2, state="preparing"), 1)
+    assert coordinator.not_ready({}, 2) == ("node 2 (host2) is preparing",)
+    coordinator.hear(report(2), 3)
+    assert coordinator.not_ready({}, 20) == ("node 1 (host1) is no longer heard", "node 2 (host2) is no longer heard")
 
 
 def test_a_start_is_told_again_until_it_is_heard() -> None:
-    authority = running()
+    coordinator = running()
     for now in (1, 2):  # the first answer may be lost
-        answer = authority.hear(report(), now)
+        answer = coordinator.hear(report(), now)
         assert (answer.order, answer.epoch, answer.plan) == ("start", "head:1", PLAN)
-    assert authority.hear(report(standing="running", epoch="head:1"), 3).order == "run"
-    assert authority.lost(3) is None
+    assert coordinator.hear(report(state="running", epoch="head:1"), 3).order == "run"
+    assert coordinator.end_reason(3) is None
 
 
 @pytest.mark.parametrize(
-    ("now", "said", "words"),
+    ("now", "said", "message"),
     [
-        (3.0, report(life="b"), "started anew"),
+        (3.0, report(instance_id="b"), "started anew"),
         (14.0, None, "no longer heard"),
-        (3.0, report(standing="gave_up", refusal=Refusal("disk_full", "r", "", 73)), "gave up"),
-        (3.0, report(standing="ended", epoch="head:1", end=End(0.1, True, {})), "the engine of node 1 (host1) ended"),
+        (3.0, report(state="gave_up", refusal=Refusal("disk_full", "r", "", 73)), "gave up"),
+        (3.0, report(state="ended", epoch="head:1", end=End(0.1, True, {})), "the engine of node 1 (host1) ended"),
     ],
 )
-def test_what_ends_an_epoch(now: float, said: Report | None, words: str) -> None:
-    authority = running()
-    authority.hear(report(standing="running", epoch="head:1"), 2)
+def test_what_ends_an_epoch(now: float, said: Report | None, message: str) -> None:
+    coordinator = running()
+    coordinator.hear(report(state="running", epoch="head:1"), 2)
     if said is not None:
-        authority.hear(said, now)
-    assert words in str(authority.lost(now))
+        coordinator.hear(said, now)
+    assert message in str(coordinator.end_reason(now))
 
 
 def test_an_epoch_that_is_over_is_over_for_everyone_and_its_outcome_reaches_who_comes_late() -> None:
-    authority = running()
-    authority.hear(report(standing="running", epoch="head:1"), 2)
-    authority.end()
-    assert authority.owing(3) == [1]
-    assert authority.hear(report(standing="running", epoch="head:1"), 3).order == "end"
-    ended = report(standing="ended", epoch="head:1", end=End(2.0, False, {}))
-    assert authority.hear(ended, 4).outcome is None, "not understood yet"
-    assert authority.ends[1].at == 2.0
-    assert authority.owing(4) == []
-    authority.conclude(RETRY)
-    assert authority.hear(ended, 5).outcome == RETRY
-    assert authority.hear(report(), 6).order == "wait"
+    coordinator = running()
+    coordinator.hear(report(state="running", epoch="head:1"), 2)
+    coordinator.end()
+    assert coordinator.pending_reports(3) == [1]
+    assert coordinator.hear(report(state="running", epoch="head:1"), 3).order == "end"
+    ended = report(state="ended", epoch="head:1", end=End(2.0, False, {}))
+    assert coordinator.hear(ended, 4).outcome is None, "not understood yet"
+    assert coordinator.ends[1].at == 2.0
+    assert coordinator.pending_reports(4) == []
+    coordinator.conclude(RETRY)
+    assert coordinator.hear(ended, 5).outcome == RETRY
+    assert coordinator.hear(report(), 6).order == "wait"
 
 
 def test_an_engine_of_an_earlier_head_is_ended_and_forgotten() -> None:
-    authority = Coordinator(2, lease=10, life="new")
-    assert authority.hear(report(standing="running", epoch="old:7"), 1).order == "end"
-    outcome = authority.hear(report(standing="ended", epoch="old:7", end=End(1, False, {})), 2).outcome
+    coordinator = Coordinator(2, lease=10, instance_id="new")
+    assert coordinator.hear(report(state="running", epoch="old:7"), 1).order == "end"
+    outcome = coordinator.hear(report(state="ended", epoch="old:7", end=End(1, False, {})), 2).outcome
     assert outcome is not None and outcome.retry
 
 
 def test_a_worker_that_came_after_the_start_does_not_join_it() -> None:
-    authority = running()
-    assert authority.hear(report(life="b"), 2).order == "wait"
-    with pytest.raises(Rejected, match="another supervisor"):
-        authority.hear(report(life="a"), 3)
-    with pytest.raises(Rejected, match="none of this group"):
-        authority.hear(report(5), 3)
+    coordinator = running()
+    assert coordinator.hear(report(instance_id="b"), 2).order == "wait"
+    with pytest.raises(IncompatibleWorker, match="another supervisor"):
+        coordinator.hear(report(instance_id="a"), 3)
+    with pytest.raises(IncompatibleWorker, match="none of this group"):
+        coordinator.hear(report(5), 3)
 
 
 def test_unlike_nodes_are_refused_by_name() -> None:
-    authority = Coordinator(2, lease=10, life="head")
-    authority.hear(report(identity={"sglang": "0.5.22"}), 0)
-    with pytest.raises(Rejected, match=r"node 1 \(host1\) has sglang 0.5.22, node 0 has 0.5.23"):
-        authority.missing({"sglang": "0.5.23"}, 1)
+    coordinator = Coordinator(2, lease=10, instance_id="head")
+    coordinator.hear(report(identity={"sglang": "0.5.22"}), 0)
+    with pytest.raises(IncompatibleWorker, match=r"node 1 \(host1\) has sglang 0.5.22, node 0 has 0.5.23"):
+        coordinator.not_ready({"sglang": "0.5.23"}, 1)
 
 
 def test_all_hear_why_the_group_gave_up() -> None:
-    authority = running(3)
-    authority.give_up(Refusal("killed", "r", "n", 70))
-    assert authority.untold(1) == [1, 2]
-    answer = authority.hear(report(1, standing="running", epoch="head:1"), 1)
+    coordinator = running(3)
+    coordinator.give_up(Refusal("killed", "r", "n", 70))
+    assert coordinator.unacknowledged(1) == [1, 2]
+    answer = coordinator.hear(report(1, state="running", epoch="head:1"), 1)
     assert answer.order == "over" and answer.refusal == Refusal("killed", "r", "n", 70)
-    assert authority.untold(1) == [2]
+    assert coordinator.unacknowledged(1) == [2]
 
 
 def test_words_survive_the_wire() -> None:
     end = End(1.5, True, {"xids": [79]}, ("a", "b"), 137, None, {"imports": 1})
-    sent = report(standing="ended", epoch="x", end=end)
-    assert report_from(report_to(sent)) == replace(sent)
-    answer = Answer("start", "x", plan=PLAN)
-    back = answer_from(answer_to(answer))
+    sent = report(state="ended", epoch="x", end=end)
+    assert parse_report(dump_report(sent)) == replace(sent)
+    answer = Reply("start", "x", plan=PLAN)
+    back = parse_reply(dump_reply(answer))
     assert back.plan is not None and back.plan.flags == PLAN.flags and back.plan.env == PLAN.env
     for bad in (b"", b"{}", b'{"rank": 1}', b"[" * 100_000):
         with pytest.raises(ValueError):
-            report_from(bad)
+            parse_report(bad)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -166,7 +166,7 @@ def test_whatever_is_lost_two_groups_never_run(seed: int) -> None:
     """Workers that obey, messages that get lost either way, supervisors that start anew, a head that ends at random:
     an engine runs for the present epoch or is about to hear that it is over."""
     draw = random.Random(seed)
-    authority = Coordinator(3, lease=5, life="head")
+    coordinator = Coordinator(3, lease=5, instance_id="head")
     lives = {1: 0, 2: 0}
     epochs: dict[int, str | None] = {1: None, 2: None}
     now, started = 0.0, set()
@@ -178,44 +178,44 @@ def test_whatever_is_lost_two_groups_never_run(seed: int) -> None:
                 lives[rank] += 1  # and its engine is ended by the new supervisor
                 epochs[rank] = None
             case 1:
-                authority.end()
-            case 2 | 3 | 4 if not authority.running and not authority.missing({}, now):
+                coordinator.end()
+            case 2 | 3 | 4 if not coordinator.running and not coordinator.not_ready({}, now):
                 assert all(epochs[r] is None or epochs[r] not in started for r in (1, 2)), "an engine still runs"
-                authority.begin(PLAN)
-                started.add(authority.epoch)
+                coordinator.begin(PLAN)
+                started.add(coordinator.epoch)
             case _:
-                standing = "running" if epochs[rank] else "waiting"
-                said = report(rank, f"{rank}-{lives[rank]}", standing=standing, epoch=epochs[rank])
+                state = "running" if epochs[rank] else "waiting"
+                said = report(rank, f"{rank}-{lives[rank]}", state=state, epoch=epochs[rank])
                 if draw.random() < 0.2:
                     continue  # lost on the way there
-                answer = authority.hear(said, now)
+                answer = coordinator.hear(said, now)
                 if draw.random() < 0.2:
                     continue  # lost on the way back
                 if answer.order == "start":
-                    assert authority.running and answer.epoch == authority.epoch
+                    assert coordinator.running and answer.epoch == coordinator.epoch
                     epochs[rank] = answer.epoch
                 elif answer.order == "end":
-                    assert epochs[rank] != authority.epoch or not authority.running
+                    assert epochs[rank] != coordinator.epoch or not coordinator.running
                     epochs[rank] = None
-        if authority.running and authority.lost(now):
-            authority.end()
+        if coordinator.running and coordinator.end_reason(now):
+            coordinator.end()
 
 
 def test_a_node_that_went_without_a_word_came_before_the_echo_of_its_fall() -> None:
     """Else a host that loses power while the group starts takes NCCL's transports away from it for good."""
-    authority = running(3)
+    coordinator = running(3)
     for rank in (1, 2):
-        authority.hear(report(rank, standing="running", epoch="head:1"), 8)
-    authority.hear(report(1, standing="ended", epoch="head:1", end=End(0.1, True, {})), 9)
-    assert authority.vanished(9) == {}
-    authority.hear(report(2, life="b", standing="preparing"), 12)
-    assert authority.vanished(12) == {2: (8, "the supervisor of node 2 (host2) started anew")}
-    ((at, words),) = authority.vanished(12).values()
-    assert first([candidate(0, 8.3, NCCL), candidate(2, at, words)]) == candidate(2, at, words)
-    assert first([candidate(0, 8.3, KILLED), candidate(2, at, words)]) == candidate(0, 8.3, KILLED)
+        coordinator.hear(report(rank, state="running", epoch="head:1"), 8)
+    coordinator.hear(report(1, state="ended", epoch="head:1", end=End(0.1, True, {})), 9)
+    assert coordinator.lost_workers(9) == {}
+    coordinator.hear(report(2, instance_id="b", state="preparing"), 12)
+    assert coordinator.lost_workers(12) == {2: (8, "the supervisor of node 2 (host2) started anew")}
+    ((at, message),) = coordinator.lost_workers(12).values()
+    assert first([candidate(0, 8.3, NCCL), candidate(2, at, message)]) == candidate(2, at, message)
+    assert first([candidate(0, 8.3, KILLED), candidate(2, at, message)]) == candidate(0, 8.3, KILLED)
     silent = running()
-    silent.hear(report(standing="running", epoch="head:1"), 2)
-    assert silent.vanished(8) == {1: (2, "node 1 (host1) is no longer heard")}
+    silent.hear(report(state="running", epoch="head:1"), 2)
+    assert silent.lost_workers(8) == {1: (2, "node 1 (host1) is no longer heard")}
 
 
 def candidate(node: int, at: float, line: str, own: bool = True) -> Candidate:
@@ -254,3 +254,12 @@ def test_a_node_that_followed_is_judged_by_why_it_did_not_by_its_log() -> None:
     assert (found.node, verdict.cause) == (1, "node_lost")
     found, verdict = root_cause((felt, finding(1, 9.3, False, KILLED, SILENT)))
     assert (found.node, verdict.cause) == (0, "nccl_error")
+
+
+def test_a_head_that_stood_still_itself_has_lost_nobody() -> None:
+    coordinator = running()
+    coordinator.hear(report(state="running", epoch="head:1"), 2)
+    assert coordinator.end_reason(100) is not None
+    coordinator.shift(95)
+    assert coordinator.end_reason(100) is None and coordinator.lost_workers(100) == {}
+    assert coordinator.end_reason(108) is not None

@@ -13,12 +13,13 @@ from typing import Any, cast
 import pytest
 
 from entrypoint.control import app as control
+from entrypoint.control import server
 from entrypoint.control.status import Status
 from entrypoint.errors import Stop
 from entrypoint.group import address, head, identity
-from entrypoint.group import worker as follower
-from entrypoint.group.coordinator import Coordinator, HeardEnd, Member, Rejected
-from entrypoint.group.messages import Answer, End, Refusal, Report
+from entrypoint.group import worker as worker_module
+from entrypoint.group.coordinator import Coordinator, GroupMember, IncompatibleWorker, ReportedEnd
+from entrypoint.group.messages import End, Refusal, Reply, Report
 from entrypoint.healing import events
 from entrypoint.healing.classify import classify
 from entrypoint.host import ports
@@ -52,12 +53,14 @@ class Pair:
         loaded = cast(Any, SimpleNamespace(settings=settings(group_head=f"127.0.0.1:{port}", **given)))
         none = cast(Any, None)
         at_head = cast(Any, SimpleNamespace(settings=settings()))
-        self.head = head.Head(NodeContext(at_head, none, none, print, print, print))
-        self.worker = follower.Worker(NodeContext(loaded, none, none, self.posted.append, print, self.waits.append))
+        self.head = head.GroupHead(NodeContext(at_head, none, none, print, print, print))
+        self.worker = worker_module.GroupWorker(
+            NodeContext(loaded, none, none, self.posted.append, print, self.waits.append)
+        )
 
     @property
     def heard(self) -> Report | None:
-        member = self.head._authority.members.get(1)
+        member = self.head._coordinator.members.get(1)
         return member.report if member else None
 
 
@@ -65,8 +68,8 @@ class Pair:
 async def linked(**given: Any) -> AsyncIterator[Pair]:
     sock = ports.bind("127.0.0.1", 0)
     pair = Pair(sock.getsockname()[1], **given)
-    http = control.server(control.build(Status(), dict, TOKEN, group=pair.head.endpoint))
-    serving = asyncio.create_task(control.serve(http, sock))
+    http = server.server(control.build(Status(), dict, TOKEN, group=pair.head.endpoint))
+    serving = asyncio.create_task(server.serve(http, sock))
     link = asyncio.create_task(pair.worker.link())
     try:
         yield pair
@@ -91,7 +94,7 @@ async def test_a_token_of_any_letters_opens_the_head() -> None:
 async def test_a_wrong_token_of_any_letters_is_refused() -> None:
     async with linked(control_token="sésamé") as pair:
         with pytest.raises(Stop, match="refuses our RELAUNCH_CONTROL_TOKEN"):
-            await pair.worker._next()
+            await pair.worker._next_reply()
 
 
 def test_a_token_that_no_header_carries_is_refused() -> None:
@@ -106,17 +109,17 @@ def test_the_head_is_at_node_0s_host() -> None:
 
 
 async def test_whatever_breaks_the_link_it_goes_on_and_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, broken = follower.report_to, [True]
+    real, broken = worker_module.dump_report, [True]
 
     def fail(report: Report) -> bytes:
         if broken:
             raise RuntimeError(f"odd\nthing with {TOKEN}")
         return real(report)
 
-    monkeypatch.setattr(follower, "report_to", fail)
+    monkeypatch.setattr(worker_module, "dump_report", fail)
     async with linked() as pair:
-        await pair.worker._next()
-        assert pair.worker._silence == "RuntimeError: odd thing with ***"
+        await pair.worker._next_reply()
+        assert pair.worker._link_error == "RuntimeError: odd thing with ***"
         broken.clear()
         await until(lambda: pair.heard)
 
@@ -139,26 +142,26 @@ async def test_a_worker_cut_off_in_the_middle_of_a_word_leaves_no_trace(caplog: 
 
 
 async def test_a_node_that_is_stopped_says_so_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "BEAT", 60.0)
+    monkeypatch.setattr(worker_module, "REPORT_EVERY", 60.0)
     async with linked() as pair:
         await until(lambda: pair.heard)
         pair.worker.on_stop_requested()
         await pair.worker.before_kill()
-        assert pair.heard is not None and pair.heard.standing == "leaving"
+        assert pair.heard is not None and pair.heard.state == "leaving"
         await pair.worker.on_exit()
 
 
 async def test_a_stop_does_not_wait_for_a_head_that_is_away() -> None:
     none = cast(Any, None)
     loaded = cast(Any, SimpleNamespace(settings=settings(group_head="127.0.0.1:1")))
-    worker = follower.Worker(NodeContext(loaded, none, none, print, print, print))
+    worker = worker_module.GroupWorker(NodeContext(loaded, none, none, print, print, print))
     link = asyncio.create_task(worker.link())
-    await worker._next()
+    await worker._next_reply()
     worker.on_stop_requested()
     began = time.monotonic()
     await worker.before_kill()
     await worker.on_exit()
-    assert time.monotonic() - began < follower.PARTING_SECONDS / 2
+    assert time.monotonic() - began < worker_module.STOP_TIMEOUT / 2
     link.cancel()
 
 
@@ -167,15 +170,15 @@ async def test_a_worker_knows_how_long_all_others_were_quiet() -> None:
     async with linked() as pair:
         worker = pair.worker
         worker.on_spawn(cast(Any, SimpleNamespace(number=1, active=time.monotonic())))
-        worker._take(Answer("run", "e", quiet=3.0))
-        worker._answered = time.monotonic()
-        worker._answer = None  # as while the next beat is awaited
+        worker._accept(Reply("run", "e", idle_seconds=3.0))
+        worker._replied_at = time.monotonic()
+        worker._reply = None  # as while the next beat is awaited
         assert 3.0 <= worker.seconds_since_peer_progress() < 3.5
 
 
 def test_progress_told_long_ago_is_old() -> None:
-    member = Member(Report(1, "a", "h", "running", quiet=2.0), heard=10.0)
-    assert member.quiet(15.0) == 7.0
+    member = GroupMember(Report(1, "a", "h", "running", idle_seconds=2.0), heard=10.0)
+    assert member.idle_seconds(15.0) == 7.0
 
 
 async def test_a_verdict_of_the_head_is_not_held_against_the_next_head() -> None:
@@ -187,10 +190,10 @@ async def test_a_verdict_of_the_head_is_not_held_against_the_next_head() -> None
         await until(lambda: pair.posted)
         assert pair.posted[0] == events.Refused("killed", "r", "n", 70)
         pair.worker.on_gave_up(over)
-        await until(lambda: pair.heard is not None and pair.heard.standing == "gave_up")
-        authority = pair.head._authority
-        assert authority.refused() is None
-        assert "gave up with an earlier head" in authority.missing({}, time.monotonic())[0]
+        await until(lambda: pair.heard is not None and pair.heard.state == "gave_up")
+        coordinator = pair.head._coordinator
+        assert coordinator.refused() is None
+        assert "gave up with an earlier head" in coordinator.not_ready({}, time.monotonic())[0]
 
 
 async def test_a_verdict_of_its_own_is_told_to_the_head() -> None:
@@ -199,16 +202,16 @@ async def test_a_verdict_of_its_own_is_told_to_the_head() -> None:
         own = Refusal("disk_full", "r", "n", 73)
         pair.worker.on_gave_up(own)
         await pair.worker.on_exit()
-        found = pair.head._authority.refused()
+        found = pair.head._coordinator.refused()
         assert found is not None and found[1] == own
 
 
 def test_a_report_of_an_end_fits_whatever_the_engine_said() -> None:
     lines = ["first", *("\0" * 8192 for _ in range(4000)), "last"]
-    kept = follower._fitting(lines)
+    kept = worker_module._fitting(lines)
     assert kept[-1] == "last" and len(kept) > 400
-    assert sum(map(len, kept)) * 6 < head.MOST_BYTES
-    assert follower._fitting(["a", "b"]) == ("a", "b")
+    assert sum(map(len, kept)) * 6 < head.MAX_REPORT_BYTES
+    assert worker_module._fitting(["a", "b"]) == ("a", "b")
 
 
 def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +225,10 @@ def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkey
     )
     mine = identity.identity(prepared)
     monkeypatch.setattr(identity, "__version__", "0.0.9")
-    ledger = Coordinator(2, lease=10, life="head")
+    ledger = Coordinator(2, lease=10, instance_id="head")
     ledger.hear(Report(1, "a", "h", "waiting", identity=identity.identity(prepared)), 0)
-    with pytest.raises(Rejected, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
-        ledger.missing(mine, 1)
+    with pytest.raises(IncompatibleWorker, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
+        ledger.not_ready(mine, 1)
 
 
 def test_stages_that_do_not_fit_together_are_refused_by_name() -> None:
@@ -241,21 +244,21 @@ def test_stages_that_do_not_fit_together_are_refused_by_name() -> None:
             )
         )
 
-    ledger = Coordinator(2, lease=10, life="head")
+    ledger = Coordinator(2, lease=10, instance_id="head")
     ledger.hear(Report(1, "a", "h", "waiting", identity=of({})), 0)
-    assert ledger.missing(of({"NCCL_IB_DISABLE": "1"}), 1) == ()
-    with pytest.raises(Rejected, match="SGLANG_PP_LAYER_PARTITION unset, node 0 has 40,38"):
-        ledger.missing(of({"SGLANG_PP_LAYER_PARTITION": "40,38"}), 1)
+    assert ledger.not_ready(of({"NCCL_IB_DISABLE": "1"}), 1) == ()
+    with pytest.raises(IncompatibleWorker, match="SGLANG_PP_LAYER_PARTITION unset, node 0 has 40,38"):
+        ledger.not_ready(of({"SGLANG_PP_LAYER_PARTITION": "40,38"}), 1)
 
 
 def test_an_end_seen_by_another_version_is_understood() -> None:
     end = End(1.0, True, {"exit_code": 1, "xids": [79], "of_the_future": True})
-    found = head._finding(1, HeardEnd(Member(Report(1, "a", "h", "ended"), 2.0), end, 1.0))
+    found = head._end_evidence(1, ReportedEnd(GroupMember(Report(1, "a", "h", "ended"), 2.0), end, 1.0))
     assert found.observed.exit_code == 1 and found.observed.xids == (79,)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "node 1 (h) is no longer heard",
         "the supervisor of node 1 (h) started anew",
@@ -264,5 +267,5 @@ def test_an_end_seen_by_another_version_is_understood() -> None:
         "the head at 10.0.0.1:30001 is no longer heard",
     ],
 )
-def test_a_lost_node_is_a_cause(words: str) -> None:
-    assert classify([words]).cause == "node_lost"
+def test_a_lost_node_is_a_cause(message: str) -> None:
+    assert classify([message]).cause == "node_lost"

@@ -104,9 +104,11 @@ def image_environment() -> dict[str, str]:
 
 def compose_environment(service: str, shell: Mapping[str, str]) -> dict[str, str]:
     """The environment of a service of compose.yaml over the image's, with ``shell`` as the operator's."""
-    found = compose_service(service)["environment"]
+    document = compose_service(service)
+    files = [ROOT / entry["path"] for entry in document.get("env_file", [])]
+    lines = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
     given: dict[str, str] = {}
-    for entry in found:
+    for entry in (*(line for line in lines if line.strip() and not line.startswith("#")), *document["environment"]):
         name, has_value, value = str(entry).partition("=")
         if has_value:
             given[name] = _interpolate(value, shell)

@@ -194,7 +194,7 @@ def test_cache_of_another_user_is_one_line(docker: Docker, engine: Image, tmp_pa
 
 def test_read_only_cache_is_one_line(docker: Docker, engine: Image) -> None:
     code, line = refusal(docker, engine, "--tmpfs", STATE, "--tmpfs", f"{CACHE}:ro")
-    assert code == 73 and CACHE in line and "writable volume" in line
+    assert code == 73 and CACHE in line and "mount it writable" in line
 
 
 def test_full_cache_and_full_state_are_one_line(docker: Docker, engine: Image) -> None:

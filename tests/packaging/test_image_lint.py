@@ -54,8 +54,8 @@ def test_shell_scripts_are_clean() -> None:
 
 
 def test_every_base_is_a_literal_short_name_with_digest() -> None:
-    lines = re.findall(r"^FROM +(\S+)", (ROOT / "Dockerfile").read_text(), re.M)
-    outside = [line for line in lines if line not in {"base", "${VARIANT}"}]
+    rows = re.findall(r"^FROM +(\S+) AS (\w+)", (ROOT / "Dockerfile").read_text(), re.M)
+    outside = [base for base, _ in rows if base not in {"${VARIANT}", *(stage for _, stage in rows)}]
     assert outside and all(re.fullmatch(r"[a-z]+:[0-9a-z.-]+@sha256:[0-9a-f]{64}", line) for line in outside)
     assert not (ROOT / "Dockerfile").read_text().startswith("# syntax=")
 

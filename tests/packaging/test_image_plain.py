@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from conftest import Image, build, copy_sources
 from docker_engine import ROOT, Docker
 
 from entrypoint import __version__
+from entrypoint.config import schema
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
@@ -165,6 +167,27 @@ def test_compose_puts_the_gateway_before_as_many_replicas_as_asked(docker: Docke
         docker("compose", "--profile", "*", "down", "--volumes", "--timeout", "20", env=env, check=False)
 
 
+def test_every_documented_name_is_in_the_container_s_process(docker: Docker, plain: Image, tmp_path: Path) -> None:
+    """Settings, NCCL's and sglang's names from relaunch.env; the hub's token as a file, in no environment."""
+    (tmp_path / "deploy/container").mkdir(parents=True)
+    for name in ("compose.yaml", "deploy/container/settings.env"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    wanted = {record.name: "1234" for record in schema.RECORDS.values() if not record.secret}
+    wanted |= {"NCCL_P2P_DISABLE": "1", "SGLANG_LOG_MS": "1"}
+    (tmp_path / "relaunch.env").write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+    (tmp_path / "token").write_text("hf_secret")
+    (tmp_path / "token").chmod(0o644)
+    env = {"IMAGE": plain.name, "HF_TOKEN_FILE": str(tmp_path / "token"), "COMPOSE_PROJECT_NAME": "names"}
+    show = ("--entrypoint", "sh", "relaunch", "-c", "env && cat $HF_TOKEN_PATH")
+    try:
+        out = docker("compose", "run", "--rm", "-T", "--no-deps", *show, cwd=tmp_path, env=env).stdout
+    finally:
+        docker("compose", "down", "--volumes", cwd=tmp_path, env=env, check=False)
+    seen = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    assert {name: seen.get(name) for name in wanted} == wanted
+    assert out.endswith("hf_secret") and "hf_secret" not in seen.values()
+
+
 def test_wrong_verb_keeps_its_exit_code_through_pid_one(docker: Docker, plain: Image) -> None:
     assert docker("run", "--rm", plain.name, "dance", check=False).returncode == 64
 
@@ -206,7 +229,7 @@ def test_state_owned_by_another_user_is_one_line(docker: Docker, plain: Image, t
     mount = ("-v", f"{tmp_path}:/var/lib/relaunch")
     run = docker("run", "--rm", *CONFINED, *mount, "-e", "RELAUNCH_ON_GIVE_UP=exit", plain.name, check=False)
     assert run.returncode == 73
-    one_line(run.stderr, ("/var/lib/relaunch", "ermission"))
+    one_line(run.stderr, ("/var/lib/relaunch", "belongs to uid 0"))
 
 
 def test_read_only_state_is_one_line(docker: Docker, plain: Image) -> None:

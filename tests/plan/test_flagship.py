@@ -138,10 +138,19 @@ def test_presets_load_say_what_they_are_and_comment_every_line(preset: str) -> N
     assert all(before.startswith("#") for before, line in pairwise(lines) if not line.startswith("#"))
 
 
-def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
+def test_an_architecture_that_the_engine_has_no_class_for_is_refused() -> None:
     from entrypoint.checkpoint import model as checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["NeverHeardOfForCausalLM"]}
+    found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
+    planned = make(found, h200())
+    assert not planned.feasible and "NeverHeardOfForCausalLM is no class" in planned.reasons[0]
+
+
+def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
+    from entrypoint.checkpoint import model as checkpoint
+
+    config = {**read("qwen3-30b-a3b").config, "architectures": ["BloomForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
     planned = make(found, h200())
     assert planned.feasible and any("not in the planner's table" in warning for warning in planned.warnings)

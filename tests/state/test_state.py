@@ -18,9 +18,9 @@ from entrypoint.host.inventory import Gpu, Inventory
 from entrypoint.plan import Change, Learned
 from entrypoint.state.boots import KEEP as KEPT_BOOTS
 from entrypoint.state.boots import Boot, Boots
-from entrypoint.state.files import Lock
 from entrypoint.state.known_good import KEEP as KEPT_GOOD
 from entrypoint.state.known_good import KnownGood, fingerprint
+from entrypoint.state.lock import Lock
 from entrypoint.state.post_mortems import KEEP as KEPT_MORTEMS
 from entrypoint.state.post_mortems import PostMortems, history
 
@@ -126,7 +126,7 @@ def test_post_mortems_are_private_bounded_and_told_in_order(tmp_path: Path) -> N
 HOLD = """
 import sys
 from pathlib import Path
-from entrypoint.state.files import Lock
+from entrypoint.state.lock import Lock
 lock = Lock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

@@ -51,6 +51,12 @@ async def test_headers_from_the_hub_equal_those_on_disk_and_nothing_is_stored(
     assert not bench.cache.exists()
 
 
+async def test_what_is_read_is_said(bench: Bench, hub: FakeHub) -> None:
+    notes: list[str] = []
+    await worker.read_checkpoint(hubs.read(bench.loaded(), bench.environ), REPO, None, notes.append)
+    assert notes == [f"reading config.json and the headers of 4 safetensors files of {REPO}"]
+
+
 async def test_a_server_without_ranges_is_read_too(bench: Bench, hub: FakeHub, source: Path) -> None:
     hub.fault(r"GET /cdn/", "norange", times=99)
     assert set((await read(bench)).groups) == set(model.read(source, model=REPO).groups)

@@ -11,6 +11,9 @@ let
     export TMPDIR=''${TMPDIR:-$PWD} SOURCE_DATE_EPOCH=315532800
     cd "$TMPDIR"
     eval "$buildCommand"
+    # The last word is the shell's own: nix kills a builder whose standard error is closed before it has ended, as
+    # coreutils close theirs when bash execs the last command of a script (seen with nix 2.8, 2.26 and 2.34).
+    exit 0
   '';
   runCommand =
     name: attrs: buildCommand:
@@ -35,7 +38,6 @@ let
     runCommand name { } ''
       mkdir -p $out/${folder}
       for path in ${builtins.concatStringsSep " " paths}; do ln -s "$path" $out/${folder}/; done
-      exit 0
     '';
   host =
     folder: names:
@@ -51,7 +53,6 @@ let
         mkdir -p $out/bin
         cp $textPath $out/bin/${name}
         chmod 755 $out/bin/${name}
-        exit 0
       '';
   pkgs = rec {
     inherit lib runCommand writeShellScriptBin;
@@ -107,7 +108,7 @@ let
     };
     nixfmt = writeShellScriptBin "nixfmt" "exec ${here.python}/bin/python3.12 ${./nixfmt.py} \"$@\"";
     nixfmt-tree = nixfmt;
-    mkShell = { packages }: runCommand "shell" { inherit packages; } "echo $packages > $out; exit 0";
+    mkShell = { packages }: runCommand "shell" { inherit packages; } "echo $packages > $out";
     # Prints the configuration that the real one would write into the image.
     dockerTools = {
       binSh = links "bin-sh" "bin" [ "/bin/sh" ];
@@ -128,7 +129,6 @@ let
           ''
             printf '#!/bin/bash\ncat <<"END"\n%s\nEND\n' "$(cat $documentPath)" > $out
             chmod 755 $out
-            exit 0
           '';
     };
   };

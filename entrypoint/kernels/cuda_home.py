@@ -19,6 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+def find_nvcc(environ: Mapping[str, str]) -> Path | None:
+    """The CUDA compiler: of the operator's CUDA_HOME, of the wheels, or of a CUDA installation; None without one."""
+    given = (environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
+    homes = [*(Path(home) for home in given if home), wheels(), Path("/usr/local/cuda")]
+    return next((home / "bin/nvcc" for home in homes if home and (home / "bin/nvcc").is_file()), None)
+
+
 def wheels() -> Path | None:
     """The folder into which NVIDIA's wheels put compiler and headers; None without a compiler."""
     spec = importlib.util.find_spec("nvidia")
@@ -111,7 +118,7 @@ def versions(cuda_home: Path | None = None) -> tuple[str | None, str | None]:
 
 
 def main() -> int:
-    """For image builds: ``home TARGET``."""
+    """For image builds: ``cuda_home TARGET``."""
     create(Path(sys.argv[1]))
     return 0
 

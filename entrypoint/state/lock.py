@@ -1,60 +1,14 @@
-"""Atomic JSON files and the lock that keeps a state directory to one supervisor."""
+"""The lock that keeps a state directory to one supervisor."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..errors import EXIT_STATE_IN_USE, Stop, unwritable
-
-SCHEMA = 1
-
-
-def utc(timestamp: float) -> str:
-    """RFC 3339 UTC with milliseconds."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write ``document`` with `"schema": 1`, whole or not at all, surviving a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Logs and settings of a server: for its own user.
-        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
-            json.dump({"schema": SCHEMA, **document}, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The document, or None when it is absent, damaged or of another schema: state is a help, never a must."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) and document.get("schema") == SCHEMA else None
-
-
-def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Remove all but the ``count`` newest (by name) files that match."""
-    for path in sorted(folder.glob(pattern), key=lambda p: p.name)[:-count]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+from ..json_store import open_regular
 
 
 class Lock:
@@ -69,8 +23,9 @@ class Lock:
         directory = self._path.parent
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            # a+: opening must not empty the file that another supervisor's pid stands in.
-            self._file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115
+            # Opening must not empty the file that another supervisor's pid stands in.
+            descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._file = open(descriptor, "r+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
         try:
@@ -94,6 +49,7 @@ class Lock:
             ) from None
 
     def release(self) -> None:
+        """Let another supervisor have the directory. Does nothing when the lock is not held."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -102,7 +58,7 @@ class Lock:
     def owner(state_dir: Path) -> int | None:
         """Pid of the supervisor that holds ``state_dir``, or None when nobody does."""
         try:
-            with open(state_dir / "lock", encoding="utf-8") as file:
+            with open(open_regular(state_dir / "lock", os.O_RDONLY), encoding="utf-8") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:

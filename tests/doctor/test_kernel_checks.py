@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor import judge_kernels
+from entrypoint.doctor import kernel_checks
 from entrypoint.kernels import binaries, kernels
 from entrypoint.kernels.binaries import Finding
 
@@ -18,16 +18,16 @@ NO_COMPILER = Finding("nvidia-cuda-nvcc", "13", "fail", "no C++ compiler beside 
 
 
 def verdicts(findings: list[Finding], here: bool) -> dict[str, str]:
-    return {check.id: check.verdict for check in judge_kernels.judge(findings, 120, here)}
+    return {check.id: check.verdict for check in kernel_checks.judge(findings, 120, here)}
 
 
 def test_lost_features_are_listed_but_no_fault() -> None:
-    code, _ = judge_kernels.judge([GOOD, LOST], 120, here=True)
+    code, _ = kernel_checks.judge([GOOD, LOST], 120, here=True)
     assert code.verdict == "pass" and "sgl-deep-ep" in code.detail
 
 
 def test_no_code_for_what_the_engine_needs_fails_with_a_fix() -> None:
-    code, _ = judge_kernels.judge([BROKEN], 120, here=True)
+    code, _ = kernel_checks.judge([BROKEN], 120, here=True)
     assert code.verdict == "fail" and code.fix
 
 
@@ -38,10 +38,10 @@ def test_a_missing_compiler_fails_only_where_a_gpu_waits_for_it() -> None:
 
 def test_cold_kernels_are_a_warning_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "check", lambda sm: [GOOD])
-    found = {check.id: check for check in judge_kernels.checks(tmp_path, [120, 120], {})}
+    found = {check.id: check for check in kernel_checks.checks(tmp_path, [120, 120], {})}
     assert found["warm"].verdict == "warn" and "fused-moe" in found["warm"].detail
     assert found["warm"].fix and "relaunch warm" in found["warm"].fix
-    assert "warm" not in {check.id for check in judge_kernels.checks(tmp_path, [], {})}
+    assert "warm" not in {check.id for check in kernel_checks.checks(tmp_path, [], {})}
 
 
 def test_an_images_own_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +53,4 @@ def test_an_images_own_record_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_nothing_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "has_engine", lambda: False)
-    assert judge_kernels.checks(tmp_path, [120], {}) == []
+    assert kernel_checks.checks(tmp_path, [120], {}) == []
