@@ -169,7 +169,7 @@ def _print(document: dict[str, Any]) -> None:
 
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
-    from .group.make import make
+    from .group.membership import make
     from .supervisor import serve
     from .ui import terminal
 
