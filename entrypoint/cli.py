@@ -118,6 +118,11 @@ def _parser() -> _Parser:
         "plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing"
     )
     plan.add_argument("--engine", action="store_true", help="ask the installed engine whether it accepts the plan")
+    plan.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="beside the plan of another version (its clone or relaunch command) or of a FILE of plan --json",
+    )
     weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
     weights.add_argument("--full", action="store_true", help="hash every byte")
@@ -182,7 +187,7 @@ def _print(document: dict[str, Any]) -> None:
 
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
-    from .group.make import make
+    from .group.membership import make
     from .supervisor import serve
     from .ui import terminal
 
@@ -220,14 +225,19 @@ def _plan(arguments: argparse.Namespace) -> int:
         lambda text: print(f"relaunch: {text}", file=sys.stderr, flush=True),
         ask_engine=arguments.engine,
     )
+    if arguments.compare:
+        from .supervisor.comparison import compare_with
+
+        document = compare_with(arguments.compare, document, os.environ)
     if arguments.json:
         _print(document)
     else:
         from rich.console import Console
 
-        from .ui import plan_text
+        from .ui import compare_text, plan_text
 
-        Console(highlight=False).print(plan_text.render(document))
+        render = compare_text.render if arguments.compare else plan_text.render
+        Console(highlight=False).print(render(document))
     return code
 
 

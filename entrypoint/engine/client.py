@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from .scrape import Scrape, parse
 
 # Bytes of an answer that are read: metrics of eight ranks have some 200 kB, `/server_info` 40 kB.
 MAX_ANSWER = 8 << 20
-
-# Counters that move while tokens are computed, wherever in the engine they are counted.
-_TOKEN_COUNTERS = frozenset(
-    {
-        "sglang:prompt_tokens_total",
-        "sglang:generation_tokens_total",
-        "sglang:realtime_tokens_total",
-        "sglang:num_requests_total",
-        "sglang:num_aborted_requests_total",
-    }
-)
-_WAITING = frozenset({"sglang:num_running_reqs", "sglang:num_queue_reqs"})
-
-
-@dataclass(frozen=True)
-class Activity:
-    """How busy the engine is. ``tokens``: sum of all token counters, of which only the change means something.
-    ``waiting``: requests that run or queue, as the scheduler last reported."""
-
-    tokens: float
-    waiting: float
 
 
 class EngineClient:
@@ -65,12 +46,10 @@ class EngineClient:
                 raise
             return await self._json("GET", "/server_info", timeout)
 
-    async def activity(self, timeout: float = 5.0) -> Activity:
-        """Return the token counters and the queue from `/metrics`."""
-        sums = summed((await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace"))
-        return Activity(
-            sum(sums.get(name, 0.0) for name in _TOKEN_COUNTERS), sum(sums.get(name, 0.0) for name in _WAITING)
-        )
+    async def scrape(self, timeout: float = 5.0) -> Scrape:
+        """Return the numbers of `/metrics`."""
+        text = (await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace")
+        return parse(text, time.monotonic())
 
     async def _read(
         self,
@@ -109,16 +88,6 @@ class EngineClient:
         if not isinstance(answer, dict):
             raise ValueError(f"{path} answered {type(answer).__name__}, not an object")
         return answer
-
-
-def summed(text: str) -> dict[str, float]:
-    """Return the engine's metrics in ``text`` by name, each summed over its labels. Raises ValueError."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("sglang:"):
-            name = line.partition("{")[0].partition(" ")[0]
-            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return sums
 
 
 def loopback(host: str) -> str:

@@ -58,10 +58,10 @@ def measure(
         first = run(concurrency, 2 * number, lambda done, of: None)
         rate = first["completed"] / first["duration"] if first["duration"] else 0.0
         requests = min(max(int(rate * question.seconds), LEAST_ROUNDS * concurrency), MOST_REQUESTS)
-        before = target.counters()
+        before = target.scrape()
         with PowerMeter(gpu_watts if target.own else list) as power:
             found = run(requests, 2 * number + 1, partial(on_progress, concurrency))
-        levels.append(summary(concurrency, found, engine_work(before, target.counters()), power.watts))
+        levels.append(summary(concurrency, found, engine_work(before, target.scrape()), power.watts))
     return {
         "load": {**load.document(), "seed": seed, "seconds": question.seconds},
         "generator": {"name": "sglang.benchmark.serving", "own_cores": len(generator.own_cores)},

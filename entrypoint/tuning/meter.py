@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
+
+from ..engine.scrape import Scrape, increase
 
 # Seconds between two readings of the GPUs' power.
 POWER_EVERY = 0.5
-# Of a verification, the engine counts one token of its own; what is beyond are accepted drafts.
-_VERIFICATIONS = "sglang:spec_verify_calls_total"
 
 
 class PowerMeter:
@@ -49,18 +49,14 @@ def gpu_watts() -> list[float]:
     return [reading.watts for reading in nvml.readings() if reading.watts is not None]
 
 
-def engine_work(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """Return what the engine counted between two scrapes: tokens of prompts and answers, the share of the prompts that
-    came from the cache, and accepted draft tokens per verification (None without speculation)."""
-
-    def grown(name: str) -> float:
-        return after.get(name, 0.0) - before.get(name, 0.0)
-
-    prompt, generated = grown("sglang:prompt_tokens_total"), grown("sglang:generation_tokens_total")
-    verifications = grown(_VERIFICATIONS)
+def engine_work(before: Scrape, after: Scrape) -> dict[str, Any]:
+    """Return what the engine counted between two scrapes: tokens of prompts, the share of them from the cache,
+    and accepted draft tokens per verification (None without speculation)."""
+    prompt, generated = (increase(before, after, f"{kind}_tokens_total") for kind in ("prompt", "generation"))
+    # Of a verification one token is the model's own; what is beyond are accepted drafts.
+    verifications = increase(before, after, "spec_verify_calls_total")
     return {
         "prompt_tokens": prompt,
-        "generation_tokens": generated,
-        "cached_share": round(grown("sglang:cached_tokens_total") / prompt, 4) if prompt > 0 else None,
+        "cached_share": increase(before, after, "cached_tokens_total") / prompt if prompt > 0 else None,
         "accepted_drafts": round(generated / verifications - 1, 3) if verifications > 0 else None,
     }

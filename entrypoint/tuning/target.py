@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.schema import Settings
-from ..engine.client import loopback, summed
+from ..engine.client import loopback
+from ..engine.scrape import Scrape, parse
 from .generator import unreachable
 
 if TYPE_CHECKING:
@@ -36,15 +38,15 @@ class Target:
     own: bool
     plan: Mapping[str, Any] | None
 
-    def counters(self) -> dict[str, float]:
-        """Return the engine's counters by name, empty where there are none."""
+    def scrape(self) -> Scrape:
+        """Return the engine's numbers, an empty reading where there are none."""
         import httpx
 
         try:
             answer = self.http.get("/metrics", timeout=ASK)
-            return summed(answer.text) if answer.status_code == 200 else {}
-        except (httpx.HTTPError, ValueError):
-            return {}
+        except httpx.HTTPError:
+            return Scrape(time.monotonic())
+        return parse(answer.text if answer.status_code == 200 else "", time.monotonic())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.engine.scrape import Scrape
 from entrypoint.errors import Stop
 from entrypoint.tuning import bench, loads
 from entrypoint.tuning.generator import own_cores
@@ -20,9 +21,13 @@ class Server(Target):
 
     scrapes = 0
 
-    def counters(self) -> dict[str, float]:
+    def scrape(self) -> Scrape:
         Server.scrapes += 1
-        return {"sglang:prompt_tokens_total": 100.0 * self.scrapes, "sglang:cached_tokens_total": 25.0 * self.scrapes}
+        return numbers(prompt_tokens_total=100.0 * self.scrapes, cached_tokens_total=25.0 * self.scrapes)
+
+
+def numbers(**values: float) -> Scrape:
+    return Scrape(0.0, {(name, ""): value for name, value in values.items()})
 
 
 def server(**changed: Any) -> Target:
@@ -103,9 +108,9 @@ def test_a_load_is_a_name_two_numbers_or_a_file(tmp_path: Path) -> None:
 
 
 def test_drafts_that_were_accepted_are_what_a_verification_gave_beyond_its_own_token() -> None:
-    work = engine_work({}, {"sglang:generation_tokens_total": 300.0, "sglang:spec_verify_calls_total": 100.0})
+    work = engine_work(numbers(), numbers(generation_tokens_total=300.0, spec_verify_calls_total=100.0))
     assert work["accepted_drafts"] == 2.0 and work["cached_share"] is None
-    assert engine_work({}, {"sglang:generation_tokens_total": 300.0})["accepted_drafts"] is None
+    assert engine_work(numbers(), numbers(generation_tokens_total=300.0))["accepted_drafts"] is None
 
 
 def test_power_is_the_mean_of_all_gpus_together() -> None:
