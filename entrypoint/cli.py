@@ -159,6 +159,19 @@ def _parser() -> _Parser:
     report.add_argument(
         "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
     )
+    packing = verb(
+        "pack", _pack, "all that a site without a network needs to serve, in one directory, to be carried there"
+    )
+    packing.add_argument("--out", type=Path, required=True, metavar="DIR", help="goes on with what is there already")
+    packing.add_argument(
+        "--image", nargs="?", const="relaunch:local", metavar="NAME", help="with this container image (relaunch:local)"
+    )
+    packing.add_argument("--weights", action="store_true", help="with the weights, which must be here and good")
+    packing.add_argument("--check", action="store_true", help="say how much it is and whether it fits; write nothing")
+    unpacking = verb("unpack", _unpack, "prove a pack, install from it and serve, without a network", with_json=False)
+    unpacking.add_argument("folder", type=Path, metavar="DIR")
+    unpacking.add_argument("--no-serve", action="store_true", help="end when everything is in its place")
+    unpacking.add_argument("--check", action="store_true", help="prove the pack; install and serve nothing")
     test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
     test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
@@ -462,6 +475,37 @@ def _report(arguments: argparse.Namespace) -> int:
     from .doctor import report
 
     print(report.write(os.environ, report.output_path(arguments.output)))
+    return EXIT_OK
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from .pack import make
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    request = make.Request(arguments.out, arguments.image, arguments.weights, arguments.check)
+    try:
+        document = make.pack(request, os.environ, shown)
+    finally:
+        shown.end()
+    if arguments.json:
+        _print(document)
+    else:
+        print(make.show(document, arguments.out))
+    return EXIT_OK
+
+
+def _unpack(arguments: argparse.Namespace) -> int:
+    from .pack import unpack
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    try:
+        settings = unpack.unpack(arguments.folder.absolute(), os.environ, shown, check=arguments.check)
+        if not (arguments.check or arguments.no_serve):
+            unpack.serve(settings, os.environ, shown)
+    finally:
+        shown.end()
     return EXIT_OK
 
 

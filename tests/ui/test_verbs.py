@@ -12,7 +12,7 @@ from entrypoint.state.lock import Lock
 
 VERBS = (
     "serve gateway wait plan weights doctor config explain history bench check compare hardware reset warm restart "
-    "report test completion"
+    "report pack unpack test completion"
 )
 
 
