@@ -16,7 +16,8 @@ KEEP = 200
 
 @dataclass
 class Boot:
-    """One run of the engine. Times are seconds since the epoch; ``stages`` maps a stage to its seconds."""
+    """One run of the engine. Times are seconds since the epoch; ``stages`` maps a stage to its seconds.
+    ``standby``: it was prepared ahead of time, so that its start says nothing about others."""
 
     id: str
     started_at: float
@@ -25,6 +26,7 @@ class Boot:
     ended_at: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     post_mortem: str | None = None
+    standby: bool = False
 
     def document(self) -> dict[str, Any]:
         """As `relaunch history --json` shows it."""
@@ -82,9 +84,8 @@ class Boots:
         except OSError:
             return
 
-    def typical_seconds(self, fingerprint: str) -> float | None:
-        """Median spawn-to-ready of the last boots with the same fingerprint, else None."""
-        took = sorted(b.ready_at - b.started_at for b in self.read() if b.fingerprint == fingerprint and b.ready_at)[
-            -9:
-        ]
+    def typical_seconds(self, fingerprint: str, *, standby: bool = False) -> float | None:
+        """Median spawn-to-ready of the last boots with the same fingerprint, with or without a standby, else None."""
+        same = [b for b in self.read() if b.fingerprint == fingerprint and b.standby == standby]
+        took = sorted(b.ready_at - b.started_at for b in same if b.ready_at)[-9:]
         return took[len(took) // 2] if took else None
