@@ -6,10 +6,10 @@ Whatever is odd about it means a start without it, which is what happens without
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 
 from ..control.status import Status
@@ -33,7 +33,7 @@ class Identity:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    packages: frozenset[tuple[str, str, float]]
+    packages: frozenset[tuple[str, float]]
 
     def differences(self, other: Identity) -> list[str]:
         """Return the names of what differs. No values: an environment holds secrets."""
@@ -146,17 +146,15 @@ class StandbyKeeper:
     def _identify(self, number: int, planned: PlannedLaunch) -> Identity:
         """Blocking: it lists the installed packages."""
         run_id = leftovers.run_id(planned.loaded.settings.state_dir, number)
-        found = {(d.metadata["Name"], d.version, _modified(getattr(d, "_path", None))) for d in distributions()}
-        return Identity(
-            planned.command.executed(), planned.command.environment(self._environ, run_id), frozenset(found)
-        )
+        env = planned.command.environment(self._environ, run_id)
+        return Identity(planned.command.executed(), env, _packages())
 
 
-def _modified(path: Path | None) -> float:
-    try:
-        return path.stat().st_mtime if path is not None else 0.0
-    except OSError:
-        return 0.0
+def _packages() -> frozenset[tuple[str, float]]:
+    """What is installed, and since when: an upgrade beside a running engine must not be half of the next one."""
+    folders = [Path(folder) for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    found = (info for folder in folders for info in folder.glob("*.dist-info"))
+    return frozenset((info.name, info.stat().st_mtime) for info in found)
 
 
 def _on_a_gpu(standby: Standby, planned: PlannedLaunch) -> str | None:
