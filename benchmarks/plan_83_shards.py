@@ -58,7 +58,7 @@ def measure(directory: Path) -> dict[str, float]:
     """Read and plan in this process. Imports are counted apart, as every verb has them."""
     began = time.perf_counter()
     from entrypoint import plan
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
     from entrypoint.config import settings
     from entrypoint.host import inventory
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.config import settings
-from entrypoint.weights import hashing, pins, prepare, records
-from entrypoint.weights.common import Entry, Manifest
-from entrypoint.weights.verify import Rules, prove
+from entrypoint.weights import hashing, prepare, records
+from entrypoint.weights.manifest import Entry, Manifest
+from entrypoint.weights.source import Located
+from entrypoint.weights.verify import Policy, verify
 
 REPO, COMMIT = "bench/model", "c" * 40
 SHARDS, TENSORS, BYTES = 83, 2900, 4_800_000_000
@@ -62,16 +63,16 @@ def main() -> None:
     options.dir.mkdir(parents=True)
     try:
         root = make(options.dir / "hub" / f"models--{REPO.replace('/', '--')}")
-        state, entries, proven = options.dir / "state", {}, {}
+        state, entries, verified = options.dir / "state", {}, {}
         for path in sorted(root.iterdir()):
             status, digest = path.stat(), path.resolve().name.rjust(64, "0")[:64].replace(".", "0")
             digest = digest if len(digest) == 64 and path.is_symlink() else "0" * 64
             entries[path.name] = Entry(path.name, status.st_size, "sha256", digest)
             identity = hashing.identity(status)
-            proven[path.name] = records.Proven(status.st_size, "sha256", digest, identity, time.time())
+            verified[path.name] = records.VerifiedFile(status.st_size, "sha256", digest, identity, time.time())
         manifest = Manifest(entries, "bench", closed=True)
-        pins.save_manifest(state, REPO, COMMIT, manifest)
-        records.save(state, records.Record(REPO, COMMIT, str(root), "bench", True, proven))
+        records.save_listing(state, REPO, COMMIT, manifest)
+        records.save(state, records.VerificationRecord(REPO, COMMIT, str(root), "bench", True, verified))
         loaded = settings.load(
             {"RELAUNCH_MODEL": REPO, "RELAUNCH_REVISION": COMMIT, "RELAUNCH_STATE_DIR": str(state)}, {}
         )
@@ -106,13 +107,11 @@ def main() -> None:
         if os.geteuid() == 0:
             cold = asyncio.run(boots(max(3, options.rounds // 4), cold=True))
             results["recorded_cold_ms"] = [round(statistics.median(cold) * 1e3, 2), round(max(cold) * 1e3, 2)]
-        from entrypoint.weights.common import Located
-
         located = Located("hub", REPO, COMMIT, root, manifest)
         quick = []
         for _ in range(3):
             begin = time.perf_counter()
-            assert prove(located, Rules("quick", None, 1.0), threading.Event()).ok
+            assert verify(located, Policy("quick", None, 1.0), threading.Event()).ok
             quick.append(time.perf_counter() - begin)
         results["quick_warm_ms"] = [round(statistics.median(quick) * 1e3), round(max(quick) * 1e3)]
         print(json.dumps(results, indent=1))

@@ -24,8 +24,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-from entrypoint.weights.common import Entry, Located, Manifest
-from entrypoint.weights.verify import Rules, prove
+from entrypoint.weights.manifest import Entry, Manifest
+from entrypoint.weights.source import Located
+from entrypoint.weights.verify import Policy, verify
 
 REPO, COMMIT = "bench/model", "c" * 40
 FILES = 8
@@ -138,7 +139,7 @@ def main() -> None:
         venv = Path(sys.executable).parent
 
         def ours() -> None:
-            verdict = prove(located, Rules("full", None, 3600.0), threading.Event())
+            verdict = verify(located, Policy("full", None, 3600.0), threading.Event())
             assert verdict.ok and verdict.level == "full"
 
         def hf() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
-from .errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected
+from .errors import EXIT_OK, EXIT_STATE_IN_USE, EXIT_UNAVAILABLE, EXIT_USAGE, Stop, config_rejected, refused
 
 if TYPE_CHECKING:
     from .config.settings import Loaded
@@ -27,14 +28,27 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"relaunch: {message}; see {self.prog} --help\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            near = difflib.get_close_matches(str(value), known, 1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            name = str(action.metavar or action.dest).lower()
+            self.exit(EXIT_USAGE, f"relaunch: {name} {value!r} is not known; {hint}\n")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
-    if (sys.argv[1:] if argv is None else list(argv))[:1] in (["serve"], ["gateway"]):
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] in (["serve"], ["gateway"]):
         # Nothing runs yet: a stop this early has nothing to drain.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_OK))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    arguments = parser.parse_args(words)
     handler: Handler = arguments.handler
     try:
         code = handler(arguments)
@@ -49,20 +63,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _refuse(Stop("disk_full", "no space left where the answer is written", "make room there"))
+        return _refuse(_refusal(error))
 
 
 def _refuse(stop: Stop) -> int:
     """Print the refusal without any secret, whoever wrote its text; return the exit code."""
-    from .config.settings import SECRETS
+    from .config.schema import SECRETS
     from .scrub import from_environment
 
     scrub = from_environment(os.environ, SECRETS)
     print(f"relaunch: {scrub(stop.line())}", file=sys.stderr)
     return stop.exit_code
+
+
+def _refusal(error: OSError) -> Stop:
+    """Return the Stop for an operating system error that nothing nearer to it has named, with the setting that chose
+    the path. Raises the error itself when it concerns no path."""
+    from .config import loading
+
+    if error.filename is not None:
+        try:
+            places = loading.places(loading.load().settings, os.environ)
+        except Stop:  # whatever is wrong with the settings, the path is wrong too
+            places = {}
+        return refused(error, places)
+    if error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Stop("disk_full", "no space left where the answer is written", "make room there")
 
 
 def _parser() -> _Parser:
@@ -82,7 +110,10 @@ def _parser() -> _Parser:
         return sub
 
     verb("serve", _serve, "serve the model and keep it served; SIGTERM drains and exits 0", with_json=False)
-    verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
+    gateway = verb("gateway", _gateway, "one address in front of several replicas (RELAUNCH_REPLICAS)", with_json=False)
+    gateway.add_argument("--check", action="store_true", help="read the settings and refuse bad ones; start nothing")
+    waiting = verb("wait", _wait, "until the model is served, saying where the start stands", with_json=False)
+    waiting.add_argument("--installing", type=Path, help=argparse.SUPPRESS)
     verb("plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing")
     weights = verb("weights", _weights, "find, fetch, verify or repair the weights")
     weights.add_argument("action", choices=["status", "fetch", "verify", "repair"])
@@ -104,7 +135,11 @@ def _parser() -> _Parser:
     warm.add_argument("names", nargs="*", metavar="KERNEL", help="only these; default: all that the plan's route uses")
     verb("restart", _restart, "drain and restart the engine of the running supervisor", with_json=False)
     report = verb("report", _report, "one archive for whoever is to help: no secrets, no prompts", with_json=False)
-    report.add_argument("-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
+    )
+    test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
+    test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
     shell.add_argument("shell", choices=["bash", "zsh", "fish"])
     return parser
@@ -127,20 +162,33 @@ def _print(document: dict[str, Any]) -> None:
 def _serve(_: argparse.Namespace) -> int:
     from .config import loading
     from .group.make import make
-    from .plan import flags
     from .supervisor import serve
     from .ui import terminal
 
     loaded = loading.load()
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     return serve.run(loaded, os.environ, make, terminal.header)
 
 
-def _gateway(_: argparse.Namespace) -> int:
+def _gateway(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .gateway import gateway
+    from .gateway import gateway, replicas
 
-    return gateway.run(loading.load(), os.environ)
+    loaded = loading.load()
+    if arguments.check:
+        replicas.parse(loaded.settings.replicas)
+        return EXIT_OK
+    return gateway.run(loaded, os.environ)
+
+
+def _wait(arguments: argparse.Namespace) -> int:
+    from .ui import wait
+
+    return wait.run(os.environ, arguments.installing)
+
+
+def _test(_: argparse.Namespace) -> int:
+    raise config_rejected("the tests belong to a clone of the repository", "run ./relaunch test in one")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -187,12 +235,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> int:
     from .config import loading
-    from .plan import flags
 
     loaded = loading.load()
     if not (loaded.settings.preset or loaded.settings.model):
         loaded = _with_preset(loaded)
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     if arguments.json:
         _print(loaded.document())
     else:
@@ -220,6 +267,8 @@ def _history(arguments: argparse.Namespace) -> int:
     from .state.post_mortems import history
 
     state_dir = loading.load().settings.state_dir
+    if os.path.lexists(state_dir):
+        os.scandir(state_dir).close()  # one that may not be read is not an empty one
     if state_dir.exists() and not state_dir.is_dir():
         raise Stop("permission_denied", f"RELAUNCH_STATE_DIR={state_dir} is no directory", "set RELAUNCH_STATE_DIR")
     document = history(state_dir)
@@ -253,7 +302,13 @@ def _reset(arguments: argparse.Namespace) -> int:
     from .state.files import Lock
 
     settings = loading.load().settings
-    # A running supervisor would write back what is removed here.
+    if (pid := Lock.owner(settings.state_dir)) is not None:
+        raise Stop(
+            "config_rejected",
+            f"supervisor {pid} serves on RELAUNCH_STATE_DIR={settings.state_dir} and would write back what is removed",
+            "stop it first (Ctrl-C, or SIGTERM), then reset and start it again",
+            exit_code=EXIT_STATE_IN_USE,
+        )
     lock = Lock(settings.state_dir)
     lock.acquire()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from .units import format_bytes
@@ -67,6 +68,25 @@ def unreadable(message: str, next_step: str = "") -> Stop:
 
 
 # -- operating system errors --------------------------------------------------------------------------------
+
+
+def refused(error: OSError, places: Mapping[str, str | os.PathLike[str]]) -> Stop:
+    """Return the Stop for what the operating system refused, with the setting that chose the path. ``places``: path by
+    the variable that names it; the longest one that the refused path lies in counts. Without a path in it the error
+    says no more than its own text."""
+    path = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else ""
+    above = {name: os.path.abspath(place) for name, place in places.items() if path}
+    near = [name for name, place in above.items() if path == place or path.startswith(place.rstrip("/") + "/")]
+    setting = max(near, key=lambda name: len(above[name]), default="")
+    what = f"{setting}={above[setting]}: " if setting else ""
+    inside = path if not setting or path != above[setting] else "it"
+    what += f"{inside or 'a file'} cannot be used by uid {os.getuid()}: {error.strerror or error}"
+    elsewhere = f", or set {setting}" if setting else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Stop("disk_full", what, f"free space there{elsewhere}")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Stop("permission_denied", what, f"give this user the right to it (chown, chmod){elsewhere}")
+    return unreadable(what, f"check it{elsewhere}")
 
 
 def from_os_error(error: OSError, path: Path, setting: str) -> Stop:

@@ -8,7 +8,7 @@ let
     name = "relaunch-runtime";
     locks = [ ../locks/runtime.txt ];
     imports = [
-      "pydantic_settings"
+      "pydantic"
       "uvloop"
     ];
   };

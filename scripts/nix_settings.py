@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from entrypoint.config.settings import RECORDS, Settings
+from entrypoint.config.schema import RECORDS, Settings
 
 FILE = Path(__file__).parent.parent / "nix/settings.json"
 # The unit owns these two directories (StateDirectory=, CacheDirectory=).

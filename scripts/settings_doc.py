@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from entrypoint.config.settings import PREFIX, RECORDS, Record
-from entrypoint.plan.flags import OWNED, engine_version, table
+from entrypoint.config.engine_flags import OWNED, engine_version, table
+from entrypoint.config.schema import PREFIX, RECORDS, SettingRecord
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -65,7 +65,7 @@ def render() -> str:
     return "".join(parts)
 
 
-def _default(record: Record) -> str:
+def _default(record: SettingRecord) -> str:
     if record.default is None or record.default == "":
         return "-"
     if isinstance(record.default, bool):
@@ -73,7 +73,7 @@ def _default(record: Record) -> str:
     return f"`{record.default}`"
 
 
-def _help(record: Record) -> str:
+def _help(record: SettingRecord) -> str:
     text = record.help.replace("|", "\\|")
     return text + (f" Secret: masked everywhere; also as `{record.name}_FILE`." if record.secret else "")
 

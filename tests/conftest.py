@@ -13,5 +13,11 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("RELAUNCH_", "HF_", "SGLANG_", "NCCL_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # sglang writes to ~/.cache/sglang whatever XDG_CACHE_HOME says. How this user reaches package indexes, and which
+    # interpreters are here, stays as it is.
+    home = Path.home()
+    monkeypatch.setenv("XDG_CONFIG_HOME", os.environ.get("XDG_CONFIG_HOME", str(home / ".config")))
+    monkeypatch.setenv("PYENV_ROOT", os.environ.get("PYENV_ROOT", str(home / ".pyenv")))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("STATE", "CACHE", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))

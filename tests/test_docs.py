@@ -14,8 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from entrypoint import errors
-from entrypoint.config import presets, settings
+from entrypoint import cli, errors
+from entrypoint.config import presets, schema
 from entrypoint.gateway.members import Member, metrics
 from entrypoint.gateway.replicas import Replica
 
@@ -134,15 +134,15 @@ def test_the_settings_page_is_not_stale_and_documents_every_setting() -> None:
     spec.loader.exec_module(module)
     page = (ROOT / "docs/settings.md").read_text()
     assert page == module.render(), "run scripts/settings_doc.py"
-    for record in settings.RECORDS.values():
+    for record in schema.RECORDS.values():
         assert f"| `{record.name}` |" in page
         assert record.help.strip(), record.name
         assert record.group in module.GROUPS
 
 
 def test_pages_name_only_settings_that_exist() -> None:
-    known = {record.name for record in settings.RECORDS.values()}
-    known |= {f"{record.name}_FILE" for record in settings.RECORDS.values() if record.secret}
+    known = {record.name for record in schema.RECORDS.values()}
+    known |= {f"{record.name}_FILE" for record in schema.RECORDS.values() if record.secret}
     # The launcher's own, read by ./relaunch before any Python runs.
     known |= {"RELAUNCH_PYTHON", "RELAUNCH_RUN_ID", "RELAUNCH_"}
     for page in PAGES:
@@ -190,3 +190,21 @@ def anchors(text: str) -> set[str]:
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
     return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_name_verbs_and_hosts_that_there_are(page: Path) -> None:
+    """A command in a page can be pasted: its verb exists, and curl gets an address with a host."""
+    parser = cli._parser()
+    verbs = next(set(action.choices) for action in parser._actions if action.choices and "serve" in action.choices)
+    code = "\n".join(_code(page.read_text()))
+    for verb in re.findall(r"(?:^|[ \n])(?:\./)?relaunch ([a-z]+)\b", code):
+        assert verb in verbs, f"relaunch {verb}"
+    for command in re.findall(r"^curl [^\n]*", code, re.M):
+        assert re.search(r"https?://[\w.\[]", command), command
+
+
+def _code(text: str) -> list[str]:
+    """Shell blocks and spans of code."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.S | re.M)
+    return [*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M))]

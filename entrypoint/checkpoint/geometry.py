@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Architecture -> how its tensors are named and laid out (`checkpoint_tensors.py`). Those that are absent are
+# Architecture -> how its tensors are named and laid out (`tensors.py`). Those that are absent are
 # planned from what their config says, marked as a guess.
 FAMILIES: dict[str, str] = {
     "GlmMoeDsaForCausalLM": "deepseek",
@@ -109,7 +109,6 @@ class Geometry:
     indexer_layers: frozenset[int]
     # sliding window with a pool of its own; linear attention
     sliding_layers: frozenset[int]
-    sliding_window: int
     linear_layers: frozenset[int]
     linear_key_heads: int
     linear_value_heads: int
@@ -123,10 +122,12 @@ class Geometry:
 
     @property
     def mla(self) -> bool:
+        """True for multi-head latent attention."""
         return self.kv_lora > 0
 
     @property
     def moe(self) -> bool:
+        """True when at least one layer is a mixture of experts."""
         return bool(self.moe_layers)
 
 
@@ -216,7 +217,6 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         index_kpool=whole(text, "index_kpool", default=1),
         indexer_layers=frozenset(i for i in range(layers) if not _skips_topk(text, i)) if dsa else frozenset(),
         sliding_layers=sliding,
-        sliding_window=whole(text, "sliding_window") if sliding else 0,
         linear_layers=linear,
         linear_key_heads=whole(text, "linear_num_key_heads"),
         linear_value_heads=whole(text, "linear_num_value_heads"),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import config_rejected
 from . import presets, settings
+from .schema import Settings
 from .settings import Loaded
 
+# The preset of a host without a GPU.
 REHEARSAL = "rehearsal"
-
-
 # What the operator sets for the engine and the plan must know of.
-SEEN = (
+ENGINE_ENV = (
     "SGLANG_PP_LAYER_PARTITION",
     "SGLANG_ENABLE_PP_SPEC",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -28,7 +29,7 @@ def load(environ: Mapping[str, str] | None = None) -> Loaded:
     """Settings from the environment and the preset that it names, if any."""
     environ = os.environ if environ is None else environ
     loaded = settings.load(environ, presets.read_all())
-    seen = {name: environ[name] for name in SEEN if environ.get(name)}
+    seen = {name: environ[name] for name in ENGINE_ENV if environ.get(name)}
     return replace(loaded, environment={**loaded.environment, **seen})
 
 
@@ -64,3 +65,25 @@ def fitting(gpus: int) -> list[str]:
         if values.get("RELAUNCH_DEVICE") != "cpu" and size.isdecimal() and int(size) <= gpus:
             names.append(name)
     return names
+
+
+def places(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | Path]:
+    """Every path that a person has chosen, by the variable that chooses it."""
+    found: dict[str, str | Path | None] = {
+        "RELAUNCH_STATE_DIR": settings.state_dir,
+        "RELAUNCH_CACHE_DIR": settings.cache_dir,
+        "RELAUNCH_MODEL": settings.model if (settings.model or "").startswith(("/", ".", "~")) else None,
+        "RELAUNCH_MANIFEST": settings.manifest,
+        "RELAUNCH_GPU_INVENTORY": settings.gpu_inventory,
+        "HF_HUB_CACHE": environ.get("HF_HUB_CACHE"),
+        "HF_HOME": environ.get("HF_HOME"),
+    }
+    return {name: os.path.expanduser(path) for name, path in found.items() if path}
+
+
+def asks_for_gpus(settings: Settings) -> str | None:
+    """Return what in the settings cannot do without GPUs; None where the model may run on the CPU."""
+    if settings.device == "cuda":
+        return "RELAUNCH_DEVICE=cuda"
+    # A model of the operator's own may well run on the CPU; presets say DEVICE=cpu when they do.
+    return f"preset {settings.preset}" if settings.preset and settings.device != "cpu" else None

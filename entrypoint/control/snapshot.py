@@ -11,24 +11,13 @@ from typing import Any
 from .. import __version__
 from ..healing.labels import ACTION_LABELS, PHASE_LABELS, STAGE_LABELS
 from ..host.gpu_load import GpuReading
+from ..plan.spec import SHOWN
 from . import actual
 from .status import Status
 
 # In the order in which the account is printed and drawn.
 LINES = ("baseline", "weights", "kv", "graph", "activation", "runtime", "margin", "free")
 RESTARTS_SHOWN = 10
-_PLAN_FACTS = (
-    "mem_fraction_static",
-    "max_total_tokens",
-    "context_length",
-    "max_running_requests",
-    "chunked_prefill_size",
-    "cuda_graph_max_bs",
-    "kv_cache_dtype",
-    "attention_backend",
-    "moe_runner_backend",
-    "fp4_gemm_backend",
-)
 
 Document = dict[str, Any]
 
@@ -60,7 +49,7 @@ def snapshot(status: Status, history: Mapping[str, Any], gpus: Sequence[GpuReadi
         "restarts": dict(status.restarts),
         "ends": [_end(row) for row in reversed((history.get("post_mortems") or [])[-RESTARTS_SHOWN:])],
         "canary": {"runs": status.canary_runs, "failures": status.canary_failures},
-        "plan": {name: plan.get(name) for name in _PLAN_FACTS},
+        "plan": {name: plan.get(name) for name in SHOWN},
         "kv_tokens": actual.kv_tokens(status.readings),
         "warnings": list(plan.get("warnings") or ()),
         "command": command(plan.get("engine") or {}),

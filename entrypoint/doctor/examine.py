@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..config import loading
 from ..config.settings import Loaded
 from ..errors import Stop
-from ..host import gpu_health, inventory, pci, system
+from ..host import gpu_health, inventory, memory, pci, system
 from ..host.facts import Check, Facts
 from ..host.inventory import Inventory
 from ..supervisor.preflight import ranks_here
@@ -29,8 +29,11 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
         loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     except Stop as stop:
         refused = Check("model", "model", "fail", stop.message, stop.next_step)
-    compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
-    return document([*([refused] if refused else []), *judge(read(loaded, box, environ)), *compiled])
+    facts = read(loaded, box, environ)
+    compiled: list[Check] = []
+    if facts.device == "cuda":  # the CPU engine runs none of the GPU code
+        compiled = judge_kernels.checks(loaded.settings.cache_dir, [gpu.sm for gpu in box.gpus], environ)
+    return document([*([refused] if refused else []), *judge(facts), *compiled])
 
 
 def judge(facts: Facts) -> list[Check]:
@@ -45,8 +48,6 @@ def document(checks: list[Check]) -> dict[str, Any]:
 
 def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
     """Everything that can be read without rights; what cannot be read is None."""
-    import psutil
-
     from ..engine import leftovers
     from ..engine.command import package_version
     from ..state.files import Lock
@@ -62,7 +63,6 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
     buses = [gpu.pci_bus_id for gpu in box.gpus if gpu.pci_bus_id]
     weights = read_serving.weights(loaded, environ)
     needs_hub = weights is not None and not weights.complete and weights.kind in ("hub", "unknown")
-    memory = psutil.virtual_memory()
     return Facts(
         uid=os.getuid(),
         gid=os.getgid(),
@@ -84,12 +84,12 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> Facts:
         xids=system.xids(),
         container=inside,
         ipc_host=system.ipc_host(inside is not None),
-        shm_bytes=system.shm_bytes(),
-        memlock_bytes=system.memlock_bytes(),
+        shm_bytes=memory.shared_memory_bytes(),
+        memlock_bytes=memory.lockable_bytes(),
         nofile=system.nofile(),
-        memory_bytes=memory.total,
-        memory_available_bytes=memory.available,
-        cgroup_limit_bytes=system.cgroup_limit(),
+        memory_bytes=memory.total_bytes(),
+        memory_available_bytes=memory.available_bytes(),
+        cgroup_limit_bytes=memory.cgroup_limit(),
         weights=weights,
         folders=read_serving.folders(loaded, read_serving.hub_cache(loaded, environ)),
         tools=read_serving.tools(environ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..host.facts import Check, Facts, Folder
+from ..host.mounts import is_network
 from ..supervisor.preflight import SHM_FAIL
 from ..units import GIB, MIB, format_bytes, format_duration
 
@@ -17,23 +18,13 @@ CPU_BESIDE_BYTES = 4 * GIB
 STATE_FREE = 1 * GIB
 # On top of the drain itself: readiness grace, killing the tree, writing state.
 STOP_MARGIN = 15.0
-
-NETWORK = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "glusterfs",
-    "9p",
-    "virtiofs",
-    "afs",
-    "orangefs",
-)
+# What compiles kernels at run time, and where each comes from.
+_TOOLS = {
+    "c++": "apt-get install g++",
+    "ninja": "pip install ninja",
+    "Python.h": "apt-get install python3-dev",
+    "nvcc": "pip install 'nvidia-cuda-nvcc==13.0.*'",
+}
 
 
 def checks(facts: Facts) -> list[Check]:
@@ -84,7 +75,9 @@ def _nofile(facts: Facts) -> Check:
     title = "open files"
     if facts.nofile is None or facts.nofile >= NOFILE:
         return Check("nofile", title, "pass", "unlimited" if facts.nofile is None else f"up to {facts.nofile}")
-    fix = f"docker run --ulimit nofile={NOFILE}:{NOFILE}; systemd: LimitNOFILE={NOFILE}"
+    if facts.device == "cpu":
+        return Check("nofile", title, "pass", f"up to {facts.nofile}, enough for one rank")
+    fix = f"docker run --ulimit nofile={NOFILE}:{NOFILE}; systemd: LimitNOFILE={NOFILE}; a shell: limits.conf(5)"
     return Check("nofile", title, "warn", f"hard limit {facts.nofile}, the engine asks for {NOFILE}", fix)
 
 
@@ -140,7 +133,7 @@ def _folder(folder: Folder, facts: Facts) -> Check:
     if facts.device == "cuda" and "noexec" in folder.options and not weights:
         detail = f"{place}, mounted noexec: compiled kernels cannot be loaded from there"
         return Check(identity, title, "fail", detail, f"mount -o remount,exec, or set {folder.setting}")
-    network = kind in NETWORK or (kind.startswith("fuse.") and kind not in ("fuse.fuse-overlayfs",))
+    network = is_network(kind)
     if network and weights:
         detail = f"{place}: network file systems are read by one sequential reader a file, not by mmap"
         return Check(identity, title, "warn", detail, "a local NVMe for the weights (HF_HOME) loads many times faster")
@@ -198,20 +191,15 @@ def _toolchain(facts: Facts) -> Check:
         return Check(
             "jit_toolchain", title, "unknown", "the engine is not installed here yet", "./relaunch serve installs it"
         )
-    wanted = ("c++", "ninja", "Python.h") if facts.device == "cpu" else ("c++", "ninja", "Python.h", "nvcc")
-    absent = [name for name in wanted if not facts.tools.get(name)]
+    if facts.device == "cpu":
+        return Check("jit_toolchain", title, "pass", "not needed: the CPU engine compiles nothing at run time")
+    absent = [name for name in _TOOLS if not facts.tools.get(name)]
     if not absent:
-        return Check(
-            "jit_toolchain", title, "pass", ", ".join(f"{name} {facts.tools[name]}" for name in ("c++", wanted[-1]))
-        )
-    fix = {
-        "c++": "apt-get install g++",
-        "Python.h": "apt-get install python3-dev",
-        "nvcc": "pip install 'nvidia-cuda-nvcc==13.0.*'",
-        "ninja": "pip install ninja",
-    }[absent[0]]
+        detail = ", ".join(f"{name} {facts.tools[name]}" for name in ("c++", "nvcc"))
+        return Check("jit_toolchain", title, "pass", detail)
+    fix = "; ".join(_TOOLS[name] for name in absent)
     detail = f"{', '.join(absent)} not found: kernels that are compiled at run time cannot be built"
-    return Check("jit_toolchain", title, "warn" if facts.device == "cpu" else "fail", detail, fix)
+    return Check("jit_toolchain", title, "fail", detail, fix)
 
 
 def _clock(facts: Facts) -> Check:

@@ -55,7 +55,11 @@ def judge(findings: Sequence[Finding], sm: int, here: bool) -> list[Check]:
 def _warm(cache_dir: Path, sm: int, environ: Mapping[str, str], here: bool) -> list[Check]:
     from ..supervisor import warm
 
-    rows = warm.status(cache_dir, sm, environ)["kernels"]
+    try:
+        rows = warm.status(cache_dir, sm, environ)["kernels"]
+    except OSError as error:
+        detail = f"{error.filename or cache_dir} cannot be read: {error.strerror}"
+        return [Check("warm", f"kernels compiled ahead, SM{sm}", "unknown", detail)]
     cold = [row for row in rows if not row["warm"]]
     if not rows or not here:
         return []

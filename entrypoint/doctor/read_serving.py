@@ -6,70 +6,42 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..config.settings import Loaded
+from ..host import mounts
 from ..host.facts import Folder, HubFacts, PortUse, Weights
+from ..host.mounts import Mount
 
 HUB_TIMEOUT = 8.0
 
 
-def folders(
-    loaded: Loaded, hub_cache: Path | None, mountinfo: Path = Path("/proc/self/mountinfo")
-) -> tuple[Folder, ...]:
+def folders(loaded: Loaded, hub_cache: Path | None) -> tuple[Folder, ...]:
     """State, cache and, for a hub model, the hub's cache."""
     settings = loaded.settings
     wanted = [("RELAUNCH_STATE_DIR", settings.state_dir), ("RELAUNCH_CACHE_DIR", settings.cache_dir)]
     if hub_cache is not None:
         wanted.append(("HF_HOME", hub_cache))
-    try:
-        table = mounts(mountinfo.read_text(encoding="utf-8", errors="surrogateescape"))
-    except OSError:
-        table = []
+    table = mounts.read()
     return tuple(_folder(setting, path.expanduser(), table) for setting, path in wanted)
 
 
-def _folder(setting: str, path: Path, table: list[tuple[str, str, tuple[str, ...]]]) -> Folder:
+def _folder(setting: str, path: Path, table: Sequence[Mount]) -> Folder:
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
-    kind, options = mount_of(os.path.realpath(there), table)
+    mount = mounts.find(os.path.realpath(there), table)
     try:
         owner: int | None = there.stat().st_uid
         space = os.statvfs(there)
         free: int | None = space.f_frsize * space.f_bavail
     except OSError:
         owner = free = None
-    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    writable = os.access(there, os.W_OK | os.X_OK) and os.path.isdir(there)
+    kind, options = (mount.file_system, mount.options) if mount else (None, ())
     return Folder(setting, str(path), there == path, writable, owner, kind, options, free)
-
-
-def mounts(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(mount point, file system, options) of each line of /proc/self/mountinfo, the options of the mount, and
-    `ro` when its file system is."""
-    rows = []
-    for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, tail = left.split(), right.split()
-        if not separator or len(fields) < 6 or len(tail) < 1:
-            continue
-        point = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        options = [*fields[5].split(","), *(("ro",) if len(tail) > 2 and "ro" in tail[2].split(",") else ())]
-        rows.append((point, tail[0], tuple(options)))
-    return rows
-
-
-def mount_of(path: str, table: list[tuple[str, str, tuple[str, ...]]]) -> tuple[str | None, tuple[str, ...]]:
-    """File system and options at ``path``: the longest mount point above it, the last one mounted there."""
-    best: tuple[str | None, tuple[str, ...]] = (None, ())
-    length = -1
-    for point, kind, options in table:
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= length:
-            best, length = (kind, options), len(point)
-    return best
 
 
 def tools(environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -122,14 +94,14 @@ def port_uses(loaded: Loaded, supervisor: int | None) -> tuple[PortUse, ...]:
 def weights(loaded: Loaded, environ: Mapping[str, str]) -> Weights | None:
     """What of the model is here, as the records and a glance say: nothing is hashed, nobody is asked."""
     from ..errors import Stop
-    from ..weights import reference, report
+    from ..weights import report, source
 
     model = loaded.settings.model
     if not model:
         return None
     try:
-        kind = reference.parse(model).kind
-        document = report(loaded, environ=environ)
+        kind = source.parse(model).kind
+        document = report(loaded, environ)
     except Stop as stop:
         return Weights(model, "unknown", False, problem=None if stop.cause == "weights_missing" else stop.line())
     damaged = [row for row in document["files"] if row["state"] == "damaged"]
@@ -141,11 +113,11 @@ def weights(loaded: Loaded, environ: Mapping[str, str]) -> Weights | None:
 
 def hub_cache(loaded: Loaded, environ: Mapping[str, str]) -> Path | None:
     from ..errors import Stop
-    from ..weights import environment, reference
+    from ..weights import hub, source
 
     try:
-        if loaded.settings.model and reference.parse(loaded.settings.model).kind == "hub":
-            return environment.read(loaded, environ).cache
+        if loaded.settings.model and source.parse(loaded.settings.model).kind == "hub":
+            return hub.read(loaded, environ).cache
     except Stop:
         return None
     return None
@@ -154,12 +126,12 @@ def hub_cache(loaded: Loaded, environ: Mapping[str, str]) -> Path | None:
 def hub(loaded: Loaded, environ: Mapping[str, str], *, needed: bool) -> HubFacts | None:
     """Asks the hub for the model's page, once, when something has to be fetched. The token is sent, never shown."""
     from ..errors import Stop
-    from ..weights import environment
+    from ..weights.hub import read as read_hub
 
     if not loaded.settings.model:
         return None
     try:
-        found = environment.read(loaded, environ)
+        found = read_hub(loaded, environ)
     except Stop as stop:
         return HubFacts("the hub", False, True, None, stop.line())
     facts = HubFacts(_shown(found.endpoint), found.offline, has_token=found.token is not None)

@@ -21,7 +21,8 @@ from typing import Any
 
 from .. import __version__
 from ..config import loading
-from ..config.settings import RECORDS, Loaded
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..errors import Stop, config_rejected
 from ..host import inventory
 from ..scrub import Scrubber
@@ -50,7 +51,7 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
 
     Raises Stop (78 for settings that cannot be read, 73 when the file cannot be written)."""
     loaded = loading.load(environ)
-    path = output or Path(f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    path = output or default_folder() / f"relaunch-report-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
     scrub = Scrubber(_secrets(loaded, environ))
     try:
         with tarfile.open(path, "w:gz") as archive:
@@ -62,6 +63,12 @@ def write(environ: Mapping[str, str], output: Path | None = None) -> Path:
             "permission_denied", f"{path} cannot be written: {error.strerror}", "choose another place with -o"
         ) from None
     return path
+
+
+def default_folder() -> Path:
+    """The current one, but never the clone itself: there the home directory."""
+    here = Path.cwd()
+    return Path.home() if here.is_relative_to(Path(__file__).resolve().parents[2]) else here
 
 
 def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -83,12 +90,19 @@ def _parts(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[tuple[str, st
     }
     for name, make in documents.items():
         yield name, _json(make)
-    for path in sorted((settings.state_dir / "post-mortems").glob("*.json"))[-10:]:
+    for path in _post_mortems(settings.state_dir):
         yield f"post-mortems/{path.name}", _json(partial(_read, path))
     for name in ("readyz", "startupz", "plan", "metrics"):
         answer = _ask(loaded, name)
         if answer is not None:
             yield f"control/{name}", answer
+
+
+def _post_mortems(state_dir: Path) -> list[Path]:
+    try:
+        return sorted((state_dir / "post-mortems").glob("*.json"))[-10:]
+    except OSError:  # named by the history, which is in the report too
+        return []
 
 
 def _read(path: Path) -> Any:
@@ -156,6 +170,6 @@ def output_path(text: str | None) -> Path | None:
     path = Path(text)
     if not path.parent.is_dir():
         raise config_rejected(f"{path.parent} is no directory", "make it, or choose another place with -o")
-    if path.exists() and not os.access(path, os.W_OK):
+    if os.path.exists(path) and not os.access(path, os.W_OK):
         raise config_rejected(f"{path} cannot be overwritten", "choose another place with -o")
     return path

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config.settings import PREFIX, Loaded
+from ..config.schema import PREFIX
+from ..config.settings import Loaded
 from ..host.inventory import Inventory
 from ..kernels import kernels
 from ..plan import Plan
@@ -53,13 +54,14 @@ class Command:
             return self.argv
         return (self.argv[0], *_FAST_LAUNCHER, *self.argv[stock:])
 
-    def environment(self, base: Mapping[str, str], run_id: str) -> dict[str, str]:
-        """Return the child's whole environment: the operator's, without ours, plus what this launch needs."""
+    def environment(self, base: Mapping[str, str], run_id: str, scratch: Path) -> dict[str, str]:
+        """Return the child's whole environment: the operator's, without ours, plus what this launch needs. ``scratch``:
+        its directory for temporary files."""
         kept = {k: v for k, v in base.items() if not k.startswith(PREFIX) and k not in DROPPED}
         venv_bin = str(Path(sys.executable).parent)
         path = kept.get("PATH", os.defpath)
         kept["PATH"] = path if path.split(os.pathsep)[0] == venv_bin else venv_bin + os.pathsep + path
-        return {**kept, **self.env, MARK: run_id}
+        return {**kept, **self.env, "TMPDIR": str(scratch), MARK: run_id}
 
 
 def build(
@@ -81,6 +83,8 @@ def build(
         argv += ["--config", str(secrets_file(loaded))]
     caches = {
         "SGLANG_CACHE_DIR": str(jit_cache(loaded, inventory)),
+        # Else below TMPDIR, which no restart keeps.
+        "CUTE_DSL_CACHE_DIR": str(jit_cache(loaded, inventory) / "cute_dsl"),
         **kernels.environment(settings.cache_dir, [gpu.sm for gpu in inventory.gpus]),
     }
     env = {**DEFAULTS, **caches, **plan.env, **loaded.environment}

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from ..config.settings import SECRETS, Loaded
+from ..config.schema import SECRETS
+from ..config.settings import Loaded
 from ..control import app as control
 from ..control.metrics import CONTENT_TYPE
 from ..errors import EXIT_GAVE_UP, EXIT_OK, Stop

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..engine.lines import strip_ansi
 from ..host.parent_death import tied_to_parent
 from ..supervisor.logs import Log

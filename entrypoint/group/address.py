@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..errors import config_rejected
 
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")

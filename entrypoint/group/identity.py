@@ -6,8 +6,8 @@ import hashlib
 import json
 
 from .. import __version__
+from ..config import engine_flags
 from ..host.inventory import Inventory
-from ..plan import flags
 from ..supervisor.launch import PreparedLaunch
 from .messages import Card
 
@@ -22,7 +22,7 @@ def identity(prepared: PreparedLaunch) -> dict[str, str]:
     config = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return {
         "relaunch": __version__,
-        "sglang": flags.engine_version(),
+        "sglang": engine_flags.engine_version(),
         "RELAUNCH_NNODES": str(settings.nnodes),
         "RELAUNCH_DIST_INIT_ADDR": str(settings.dist_init_addr),
         "model configuration": config,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..config.settings import Loaded
-from ..plan import Plan, flags
+from ..plan import Plan
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def of(plan: Plan, loaded: Loaded) -> Facts:
     free, gpu, account = worst if worst else (None, None, None)
     sm = next((int(gpu["sm"]) for gpu in plan.gpus if gpu.get("sm")), None)
     users = {name for name in loaded.sources if loaded.is_user_set(name)}
-    given = flags.parse(loaded.settings.engine_args)
     healed = {decision.setting for decision in plan.decisions if decision.source == "learned"}
-    named = {given_flag.flag.option for given_flag in given}
+    named = {given_flag.flag.option for given_flag in loaded.engine_args}
     return Facts(
         device=plan.device,
         sm=sm,

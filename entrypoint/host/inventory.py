@@ -15,6 +15,12 @@ from typing import Any
 from ..errors import unreadable
 from ..units import MIB
 
+# The way out of a refusal for want of GPUs, in every verb.
+PLAN_ELSEWHERE = (
+    "to plan for a box that has them, run `relaunch hardware --json > box.json` there and set "
+    "RELAUNCH_GPU_INVENTORY=box.json here"
+)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -115,14 +121,14 @@ def read(visible: str | None = None) -> Inventory:
     NVML cannot be used has no GPUs and a note that says why."""
     import os
 
-    import psutil
+    from . import memory
 
     gpus, driver, cuda, nvlink, note = _read_nvml(visible)
     return Inventory(
         gpus=gpus,
         driver=driver,
         cuda=cuda,
-        host_memory_bytes=psutil.virtual_memory().total,
+        host_memory_bytes=memory.total_bytes(),
         nvlink=nvlink,
         cpu_count=len(os.sched_getaffinity(0)),
         notes=(note,) if note else (),

@@ -17,8 +17,6 @@ ROOT = Path("/")
 # PROC_IPC_INIT_INO: the inode of the first IPC namespace is fixed in the kernel (include/linux/proc_ns.h).
 _INITIAL_IPC = "ipc:[4026531839]"
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC
-# cgroup v1 writes "no limit" as the largest page-aligned number.
-_NO_LIMIT = 1 << 60
 _ID = re.compile(r"(?:docker|libpod|cri-containerd|crio|containerd)[-/:]?([0-9a-f]{12,64})|/([0-9a-f]{64})(?:/|$|\.)")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 _UNIT = re.compile(r"/system\.slice/([^/\n]+\.service)")
@@ -58,51 +56,10 @@ def ipc_host(inside: bool, root: Path = ROOT) -> bool | None:
         return None
 
 
-def shm_bytes(path: Path = Path("/dev/shm")) -> int | None:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_frsize * found.f_blocks
-
-
-def memlock_bytes() -> int | None:
-    """None: unlimited."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
 def nofile() -> int | None:
     """The hard limit, to which the engine may raise its own. None: unlimited."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def cgroup_limit(root: Path = ROOT) -> int | None:
-    """The smallest memory limit on the way up from our cgroup, of version 2 or 1. None: no limit."""
-    base = root / "sys/fs/cgroup"
-    limits = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            limits += _limits(base, path, "memory.max")
-            limits += _limits(base / "unified", path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits(base / "memory", path, "memory.limit_in_bytes")
-    return min(limits, default=None)
-
-
-def _limits(base: Path, path: str, name: str) -> list[int]:
-    """Inside a container the path is the host's and may not exist: the mount's top is then our own cgroup."""
-    found = []
-    folder = base / path.lstrip("/")
-    while True:
-        word = (_read(folder / name) or "").strip()
-        if word.isdecimal() and int(word) < _NO_LIMIT:
-            found.append(int(word))
-        if folder == base or base not in folder.parents:
-            return found
-        folder = folder.parent
 
 
 def nodes_allowed(root: Path = ROOT) -> tuple[int, ...] | None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from .backends import Facts
 from .kernel_limits import LIMITS
+from .kernels import KernelContext
 
 
 class Alternative(NamedTuple):
     """``word`` of a backend setting, where it ``applies``; `kernel_limits.py` says besides where it has kernels."""
 
     word: str
-    applies: Callable[[Facts], bool]
+    applies: Callable[[KernelContext], bool]
 
 
-def _always(_: Facts) -> bool:
+def _always(_: KernelContext) -> bool:
     return True
 
 
-def _nvfp4(f: Facts) -> bool:
+def _nvfp4(f: KernelContext) -> bool:
     return f.method == "modelopt_fp4"
 
 
@@ -47,7 +47,7 @@ TABLE: Mapping[str, tuple[Alternative, ...]] = {
 }
 
 
-def alternatives(facts: Facts) -> dict[str, tuple[str, ...]]:
+def alternatives(facts: KernelContext) -> dict[str, tuple[str, ...]]:
     """By setting; a setting without any is left out."""
 
     def exists(setting: str, word: str) -> bool:

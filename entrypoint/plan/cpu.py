@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from ..checkpoint.checkpoint import Checkpoint
+from collections.abc import Iterator
+
 from ..checkpoint.geometry import number, text_config
-from ..host.inventory import Inventory
-from .command import Command
-from .constraints import Constraints
-from .context import ENCODERS, derived_context, is_embedding
-from .decisions import Choices, model_document, parallel_document, refusal_for_context
-from .infeasibility import Problem
-from .plan import Plan
+from ..checkpoint.model import Checkpoint
+from ..config.loading import asks_for_gpus
+from ..host.inventory import PLAN_ELSEWHERE, Inventory
+from ..units import format_bytes
+from .model_facts import ENCODERS
+from .plan import Infeasibility, Plan
+from .run import LAYOUT, PlannerRun
 
 DEFAULT_REQUESTS = 8
 CPU_ATTENTION = ("torch_native", "intel_amx", "flex_attention", "triton")
 DEFAULT_FRACTION = 0.3
+PREFILL_STEP = 2048
 # Without a limit sglang gives the pool most of the host: 15 GB for a 23 MB model.
 POOL_SHARE = 8
 UNKNOWN_HOST_TOKENS = 65536
@@ -23,110 +25,138 @@ UNKNOWN_HOST_TOKENS = 65536
 RUNS_ON_CPU = ENCODERS | {"GPT2LMHeadModel"}
 
 
-def make(constraints: Constraints, inventory: Inventory, checkpoint: Checkpoint) -> tuple[Plan, list[Problem]]:
-    """A plan without GPUs, and why it cannot be. Never raises for a model; an impossible wish gives
-    ``feasible`` False."""
-    embedding = is_embedding(checkpoint, constraints.engine_arg("is_embedding"))
-    encoder = checkpoint.architecture in ENCODERS
-    derived = derived_context(checkpoint.config)
-    choices = Choices(constraints)
-    choices.take("device", "cpu", "this box has no GPU that could be used" if not inventory.gpus else "asked for")
-    context = choices.take("context_length", derived, "what the model's config.json allows")
-    requests = choices.take("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
-    pool = requests * context
-    limit = _pool_limit(checkpoint, inventory)
-    tokens = choices.take(
-        "max_total_tokens",
-        max(min(pool, limit), min(context, pool)),
-        f"{requests} requests of {context} tokens"
-        + (f", limited to an eighth of host memory ({limit})" if pool > limit else "")
-        + "; without a limit sglang takes most of the host's memory",
+def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
+    """A plan without GPUs, and why it cannot be. Never raises for a model; settings that cannot be give ``feasible``
+    False."""
+    _decide(run)
+    _command(run)
+    _judge(run)
+    log = run.log
+    planned = run.plan(
+        str(run.constraints.value("quantization") or ""),
+        {
+            "gpus": (),
+            "device": "cpu",
+            "kv_bytes_per_token": _bytes_per_token(run.checkpoint),
+            "per_gpu": (),
+            **{
+                name: log.value(name)
+                for name in (
+                    "mem_fraction_static",
+                    "max_total_tokens",
+                    "context_length",
+                    "max_running_requests",
+                    "chunked_prefill_size",
+                    "cuda_graph_max_bs",
+                    "kv_cache_dtype",
+                    "attention_backend",
+                )
+            },
+            **{name: run.constraints.value(name, "auto") for name in ("moe_runner_backend", "fp4_gemm_backend")},
+        },
     )
-    fraction = choices.take("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
-    chunk = choices.take(
-        "chunked_prefill_size",
-        -1 if encoder else min(2048, context),
-        "an encoder attends in both directions: prompts are never split" if encoder else "one step of prefill on a CPU",
-    )
-    backend = choices.take("attention_backend", "torch_native", "the attention that needs no GPU kernels and no AMX")
-    graphs = choices.take("cuda_graph_max_bs", 0, "there are no CUDA graphs on a CPU")
-    choices.take("kv_cache_dtype", "auto", "the model's own dtype")
-    for name in ("tp", "pp", "ep", "dp_attention"):
-        choices.take(name, 1, "two ranks do not run on the CPU")
+    return planned, run.reasons
 
-    command = Command()
-    if embedding:
-        command.set("--is-embedding")
+
+def _decide(run: PlannerRun) -> None:
+    log = run.log
+    log.decide("device", "cpu", "this box has no GPU that could be used" if not run.inventory.gpus else "asked for")
+    context = log.decide("context_length", run.derived, "what the model's config.json allows")
+    requests = log.decide("max_running_requests", DEFAULT_REQUESTS, "a CPU decodes few requests at a time")
+    log.decide("max_total_tokens", *_pool(requests, context, _pool_limit(run.checkpoint, run.inventory)))
+    log.decide("mem_fraction_static", DEFAULT_FRACTION, "share of host memory; the token limit decides")
+    log.decide(
+        "chunked_prefill_size",
+        -1 if run.encoder else min(PREFILL_STEP, context),
+        "an encoder attends in both directions: prompts are never split"
+        if run.encoder
+        else "one step of prefill on a CPU",
+    )
+    log.decide("attention_backend", "torch_native", "the attention that needs no GPU kernels and no AMX")
+    log.decide("cuda_graph_max_bs", 0, "there are no CUDA graphs on a CPU")
+    log.decide("kv_cache_dtype", "auto", "the model's own dtype")
+    for name in LAYOUT:
+        log.decide(name, 1, "two ranks do not run on the CPU")
+
+
+def _command(run: PlannerRun) -> None:
+    command, log = run.command, run.log
     command.set("--device", "cpu")
-    command.set("--attention-backend", backend)
+    command.set("--attention-backend", log.value("attention_backend"))
     command.set("--cuda-graph-backend-decode", "disabled")
     command.set("--cuda-graph-backend-prefill", "disabled")
     command.set("--disable-overlap-schedule")
-    if encoder:
+    if run.encoder:
         command.set("--disable-radix-cache")
-        choices.note(
+        log.record(
             "--disable-radix-cache",
             True,
             "a cached prefix changes an encoder's vectors: seen 0.64 cosine for one sentence",
         )
-    command.set("--chunked-prefill-size", chunk)
-    command.set("--mem-fraction-static", fraction)
-    command.set("--max-total-tokens", tokens)
-    command.set("--max-running-requests", requests)
-    if constraints.value("context_length") is not None:
-        command.set("--context-length", context)
-    command.set("--enable-metrics")
-    # The supervisor asks every few seconds; the engine's access log is for clients.
-    command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
-    choices.note("--enable-metrics", True, "the supervisor reads token progress from /metrics")
-    command.merge(constraints.flags, constraints.given)
+    for name in ("chunked_prefill_size", "mem_fraction_static", "max_total_tokens", "max_running_requests"):
+        command.set("--" + name.replace("_", "-"), log.value(name))
+    if run.constraints.value("context_length") is not None:
+        command.set("--context-length", log.value("context_length"))
+    run.finish_command()
 
-    reasons = [r for r in (refusal_for_context(constraints, context, derived),) if r]
+
+def _judge(run: PlannerRun) -> None:
+    log, settings = run.log, run.constraints.settings
+    run.refuse(run.context_problem(log.value("context_length")))
     for name in ("tp", "pp"):
-        if choices.value(name) != 1:
-            text = f"{name.upper()}={choices.value(name)}: two ranks do not run on the CPU"
-            reasons.append(Problem(text, ({name: 1},)))
-    if constraints.settings.nnodes > 1:
-        text = f"NNODES={constraints.settings.nnodes}: two ranks do not run on the CPU"
-        reasons.append(Problem(text, ({"nnodes": 1, "node_rank": 0},)))
+        if log.value(name) != 1:
+            text = f"{name.upper()}={log.value(name)}: two ranks do not run on the CPU"
+            run.refuse(Infeasibility(text, ({name: 1},)))
+    if settings.nnodes > 1:
+        text = f"NNODES={settings.nnodes}: two ranks do not run on the CPU"
+        run.refuse(Infeasibility(text, ({"nnodes": 1, "node_rank": 0},)))
+    backend = log.value("attention_backend")
     if backend not in CPU_ATTENTION:
         text = f"ATTENTION_BACKEND={backend} has no kernels for the CPU"
-        reasons.append(Problem(text, ({"attention_backend": None},)))
-    if tokens < 1 or requests < 1:
-        reasons.append(Problem("a pool without tokens or requests serves nothing"))
-    warnings = list(constraints.notes)
-    if checkpoint.architecture not in RUNS_ON_CPU:
-        warnings.append(
-            f"{checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "
-            f"models need an "
-            "operator of vllm that the lock does not contain"
+        run.refuse(Infeasibility(text, ({"attention_backend": None},)))
+    if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
+        run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
+    run.refuse(*_refusals(run, int(log.value("max_total_tokens"))))
+    if run.checkpoint.architecture not in RUNS_ON_CPU:
+        run.warnings.append(
+            f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "
+            f"models need an operator of vllm that the lock does not contain"
         )
-    planned = Plan(
-        feasible=not reasons,
-        reasons=tuple(problem.text for problem in reasons),
-        model=model_document(checkpoint, str(choices.constraints.value("quantization") or "")),
-        gpus=(),
-        parallel=parallel_document(choices, constraints),
-        device="cpu",
-        kv_bytes_per_token=_bytes_per_token(checkpoint),
-        per_gpu=(),
-        mem_fraction_static=fraction,
-        max_total_tokens=tokens,
-        context_length=context,
-        max_running_requests=requests,
-        chunked_prefill_size=chunk,
-        cuda_graph_max_bs=graphs,
-        kv_cache_dtype=choices.value("kv_cache_dtype"),
-        attention_backend=backend,
-        moe_runner_backend=constraints.value("moe_runner_backend", "auto"),
-        fp4_gemm_backend=constraints.value("fp4_gemm_backend", "auto"),
-        is_embedding=embedding,
-        flags=command.words(),
-        env=dict(constraints.env),
-        decisions=choices.decisions(),
-        warnings=tuple(warnings),
+
+
+def _pool(requests: int, context: int, limit: int) -> tuple[int, str]:
+    """Tokens of the pool and why: all requests at their longest within ``limit``, and never less than one of them."""
+    wanted = requests * context
+    why = f"{requests} requests of {context} tokens"
+    if wanted > limit >= context:
+        why += f", limited to an eighth of host memory ({limit})"
+    elif wanted > limit:
+        why = f"one request of {context} tokens, which is more than an eighth of host memory ({limit})"
+    tokens = max(min(wanted, limit), min(context, wanted))
+    return tokens, f"{why}; without a limit sglang takes most of the host's memory"
+
+
+def _refusals(run: PlannerRun, tokens: int) -> Iterator[Infeasibility]:
+    """Yield what the host lacks: GPUs that were asked for, memory for weights and a pool of ``tokens``. A host of
+    unknown memory lacks none."""
+    inventory, checkpoint = run.inventory, run.checkpoint
+    asker = asks_for_gpus(run.constraints.settings)
+    if asker and not inventory.gpus:
+        yield Infeasibility(f"{asker} needs GPUs and none can be seen; {PLAN_ELSEWHERE}")
+        return
+    memory, pool = inventory.host_memory_bytes, tokens * _bytes_per_token(checkpoint)
+    if not memory or checkpoint.bytes + pool <= memory:
+        return
+    text = (
+        f"weights of {format_bytes(checkpoint.bytes)} and a KV pool of {format_bytes(pool)} are more than the "
+        f"{format_bytes(memory)} of host memory"
     )
-    return planned, reasons
+    if checkpoint.bytes >= memory:
+        yield Infeasibility(f"{text}: a model of that size needs GPUs; {PLAN_ELSEWHERE}")
+        return
+    fitting = (memory - checkpoint.bytes) // _bytes_per_token(checkpoint)
+    rounded = 1 << max(0, fitting.bit_length() - 1)
+    yield Infeasibility(text, ({"context_length": rounded}, {"max_total_tokens": rounded}))
 
 
 def _bytes_per_token(checkpoint: Checkpoint) -> int:

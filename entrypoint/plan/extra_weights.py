@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..checkpoint.checkpoint import Checkpoint, Group
 from ..checkpoint.geometry import Geometry, number, text_config
+from ..checkpoint.model import Checkpoint, Group
 from .sharding import Parallel, round_up
 
 # SGLANG_ROPE_CACHE_SAFETY_MARGIN, SGLANG_ROPE_CACHE_ALIGN (environ.py)

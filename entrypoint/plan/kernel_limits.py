@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..checkpoint.geometry import Geometry
 from .constraints import Constraints
-from .infeasibility import Problem
+from .plan import Infeasibility
 
 # The oldest GPUs that torch's and the engine's CUDA 13 builds have kernels for.
 OLDEST = 75
@@ -81,21 +81,21 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 }
 
 
-def refusals(constraints: Constraints, g: Geometry, sm: int) -> Iterator[Problem]:
+def refusals(constraints: Constraints, g: Geometry, sm: int) -> Iterator[Infeasibility]:
     """One problem for each word without a kernel."""
     for name, limits in LIMITS.items():
         value = constraints.engine_arg(name[2:].replace("-", "_")) if name.startswith("--") else constraints.value(name)
         for limit in limits:
             if value in limit.words and not limit.runs(sm, g):
                 shown = f"{name} {value}" if name.startswith("--") else f"{name.upper()}={value}"
-                yield Problem(f"{shown} has kernels only for {limit.where}; this is SM {sm}", ({name: None},))
+                yield Infeasibility(f"{shown} has kernels only for {limit.where}; this is SM {sm}", ({name: None},))
     fp8 = constraints.value("kv_cache_dtype") == "fp8_e4m3"
     if constraints.value("attention_backend") == "trtllm_mha" and 120 <= sm < 130 and fp8 and not g.mla:
         text = "ATTENTION_BACKEND=trtllm_mha does not read an fp8_e4m3 KV cache on SM 120"
-        yield Problem(text, ({"attention_backend": None}, {"kv_cache_dtype": None}))
+        yield Infeasibility(text, ({"attention_backend": None}, {"kv_cache_dtype": None}))
 
 
-def cautions(constraints: Constraints, g: Geometry, sm: int) -> Iterator[str]:
+def warnings(constraints: Constraints, g: Geometry, sm: int) -> Iterator[str]:
     """What runs otherwise than it was asked for, or was not seen to run."""
     backend = constraints.value("attention_backend")
     if g.dsa and backend not in (None, "dsa", "nsa"):

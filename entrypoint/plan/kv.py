@@ -17,11 +17,10 @@ MAMBA_SLOTS = 5
 @dataclass(frozen=True)
 class Pools:
     """``cell``: bytes per token of the KV pools of one stage. ``state``: bytes of one request slot of
-    linear-attention state (0: none). ``swa_cell``: the sliding layers' part of ``cell``, ratio applied."""
+    linear-attention state (0: none)."""
 
     cell: float
     state: int = 0
-    swa_cell: float = 0.0
 
     def tokens(
         self,
@@ -70,7 +69,7 @@ def pools(
     if g.sliding_layers:
         full, sliding = len(layers - g.sliding_layers), len(layers & g.sliding_layers)
         swa = per_layer * sliding * (swa_ratio if full else 1.0)
-        return Pools(per_layer * full + swa, 0, swa)
+        return Pools(per_layer * full + swa)
     attending = len(layers - g.linear_layers)
     cell = per_layer * (attending + (draft_layers if attending else 0))
     # A slot is charged on every stage as on the one with most such layers (_handle_max_mamba_cache).

@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 from ..checkpoint.geometry import Geometry
-from ..config.settings import PREFIX
+from ..config.schema import PREFIX
 from ..errors import config_rejected
 from ..host.inventory import Gpu, Inventory
 from . import pipeline
 from .constraints import Constraints
-from .decisions import Choices
-from .infeasibility import Problem
+from .decision_log import DecisionLog
+from .plan import Infeasibility
 from .sharding import Parallel
 
 # More hosts than any one model is served from; every rank of every one gets a line in the account.
 MOST_NODES = 64
 
 
-def choose(choices: Choices, inventory: Inventory, g: Geometry) -> tuple[Parallel, list[Problem]]:
+def choose(
+    log: DecisionLog, constraints: Constraints, inventory: Inventory, g: Geometry
+) -> tuple[Parallel, list[Infeasibility]]:
     """The layout and why it cannot be: what a person set is kept. Raises Stop (78) for more nodes than make sense."""
-    constraints, here = choices.constraints, len(inventory.gpus)
+    here = len(inventory.gpus)
     nodes = constraints.settings.nnodes
     if nodes > MOST_NODES:
         raise config_rejected(f"{PREFIX}NNODES={nodes} is more than {MOST_NODES}", "write the number of boxes")
     world = here * nodes
-    pp = int(choices.take("pp", *_stages(constraints, g, here, nodes)))
+    pp = int(log.decide("pp", *_stages(constraints, g, here, nodes)))
     best = largest_tp(g, max(1, world // max(1, pp)), nodes // pp if nodes % pp == 0 else 1)
-    tp = int(choices.take("tp", best, _why(best, world // max(1, pp), pp, nodes)))
-    ep = int(choices.take("ep", 1, "experts are split by width like everything else", source="default"))
-    dp = int(choices.take("dp_attention", 1, "off", source="default"))
-    reasons: list[Problem] = []
+    tp = int(log.decide("tp", best, _why(best, world // max(1, pp), pp, nodes)))
+    ep = int(log.decide("ep", 1, "experts are split by width like everything else", source="default"))
+    dp = int(log.decide("dp_attention", 1, "off", source="default"))
+    reasons: list[Infeasibility] = []
     if world and tp * pp > world:
         there = f"{nodes} boxes of {here} are there" if nodes > 1 else f"{world} are there"
         text = f"TP={tp} with PP={pp} needs {tp * pp} GPUs, {there}"
         pipes = ({"pp": 1}, {"pp": 1, "tp": None}) if pp > 1 else ()
-        reasons.append(Problem(text, (*_sizes(g, tp, world // pp), *pipes)))
+        reasons.append(Infeasibility(text, (*_sizes(g, tp, world // pp), *pipes)))
     elif not divides(g, tp):
         text = f"TP={tp} does not divide the model's {g.heads} heads and widths"
-        reasons.append(Problem(text, _sizes(g, tp, world // max(1, pp))))
+        reasons.append(Infeasibility(text, _sizes(g, tp, world // max(1, pp))))
     if tp % ep:
-        reasons.append(Problem(f"EP={ep} does not divide TP={tp}", ({"ep": 1},)))
+        reasons.append(Infeasibility(f"EP={ep} does not divide TP={tp}", ({"ep": 1},)))
     if tp % dp:
-        reasons.append(Problem(f"DP_ATTENTION={dp} does not divide TP={tp}", ({"dp_attention": 1},)))
+        reasons.append(Infeasibility(f"DP_ATTENTION={dp} does not divide TP={tp}", ({"dp_attention": 1},)))
     if pp > g.layers:
         reasons.append(
-            Problem(f"PP={pp} is more than the model's {g.layers} layers", ({"pp": 1}, {"pp": 1, "tp": None}))
+            Infeasibility(f"PP={pp} is more than the model's {g.layers} layers", ({"pp": 1}, {"pp": 1, "tp": None}))
         )
     reasons += pipeline.problems(constraints, g, pp, nodes)
     uneven = _uneven(g, tp, pp, nodes, here)
@@ -87,7 +89,7 @@ def even(tp: int, pp: int, nodes: int) -> bool:
     return nodes == 1 or (max(pp, nodes) % min(pp, nodes) == 0 and tp * pp % nodes == 0)
 
 
-def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Problem | None:
+def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Infeasibility | None:
     """The engine deals ranks out in whole stages a node or whole nodes a stage, and starts too few where that does
     not come out even (entrypoints/engine.py:_calculate_rank_ranges)."""
     if even(tp, pp, nodes):
@@ -97,7 +99,7 @@ def _uneven(g: Geometry, tp: int, pp: int, nodes: int, here: int) -> Problem | N
         size = largest_tp(g, here * nodes // stages, nodes // stages)
         fixes += [{"pp": stages}, {"pp": stages, "tp": size}]
     text = f"TP={tp} with PP={pp} does not come out even over {nodes} boxes: each takes whole stages or a share of one"
-    return Problem(text, tuple(fixes))
+    return Infeasibility(text, tuple(fixes))
 
 
 def _sizes(g: Geometry, asked: int, most: int) -> tuple[dict[str, int], ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import lacks
+from ..checkpoint.model import Checkpoint
 from ..config.settings import Loaded
 from ..errors import config_rejected
 from ..host.inventory import Inventory
 from . import advice, cpu, gpu, nodes
 from .constraints import Constraints, gather
-from .infeasibility import Problem
-from .plan import Change, Learned, Plan
+from .plan import Change, Infeasibility, Learned, Plan
+from .run import PlannerRun
 
 
 def make(
@@ -58,14 +58,15 @@ def _once(
     checkpoint: Checkpoint,
     learned: Learned | None,
     changes: tuple[Change, ...],
-) -> tuple[Plan, list[Problem]]:
+) -> tuple[Plan, list[Infeasibility]]:
     """A plan without advice, and why it cannot be."""
     constraints = gather(loaded, learned, changes)
     checkpoint = _overridden(constraints, checkpoint)
+    run = PlannerRun(constraints, inventory, checkpoint, learned)
     device = constraints.value("device", "cuda" if inventory.gpus else "cpu")
     if device == "cpu":
-        return cpu.make(constraints, inventory, checkpoint)
-    return gpu.make(constraints, inventory, checkpoint, learned)
+        return cpu.make(run)
+    return gpu.make(run)
 
 
 def _overridden(constraints: Constraints, checkpoint: Checkpoint) -> Checkpoint:

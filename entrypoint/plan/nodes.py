@@ -17,7 +17,7 @@ Document = dict[str, Any]
 _INDEX = 4
 
 
-def document(case: solve.Case, result: solve.Result) -> tuple[Document, ...]:
+def document(case: solve.MemoryCase, result: solve.MemoryResult) -> tuple[Document, ...]:
     """One entry a node: its GPUs by index, sums over them in bytes, and the pipeline stages that it runs. A stage's
     ``layers`` and ``tensor_ranks`` are first and last; its sizes are per GPU, ``kv_tokens`` what its pool alone would
     hold. Empty where the layout does not fit the boxes."""
@@ -42,7 +42,9 @@ def document(case: solve.Case, result: solve.Result) -> tuple[Document, ...]:
     return tuple(found)
 
 
-def _stage(case: solve.Case, result: solve.Result, stage: int, first: int, accounts: tuple[Account, ...]) -> Document:
+def _stage(
+    case: solve.MemoryCase, result: solve.MemoryResult, stage: int, first: int, accounts: tuple[Account, ...]
+) -> Document:
     parallel, g = case.parallel, case.g
     layers = parallel.layers(g.layers, stage)
     here = [(first + i, account) for i, account in enumerate(accounts) if (first + i) // parallel.tp == stage]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpoint.geometry import Geometry
 from .constraints import Constraints
-from .infeasibility import Problem
+from .plan import Infeasibility
 from .sharding import Parallel
 
 # Architectures of models/*.py whose forward takes no pp_proxy_tensors: model_runner.py refuses them with "Pipeline
@@ -74,31 +74,31 @@ def possible(constraints: Constraints, g: Geometry) -> bool:
     return next(problems(constraints, g, 2, 1), None) is None
 
 
-def problems(constraints: Constraints, g: Geometry, pp: int, nodes: int) -> Iterator[Problem]:
+def problems(constraints: Constraints, g: Geometry, pp: int, nodes: int) -> Iterator[Infeasibility]:
     """Why ``pp`` stages over ``nodes`` nodes cannot be started with this model and these constraints."""
     if nodes > 1:
         yield from _flags(constraints, _NODES, f"NNODES={nodes}", ({"nnodes": 1},))
     if pp < 2:
         return
     if g.architecture in WHOLE:
-        yield Problem(f"PP={pp}: the engine cannot cut {g.architecture} into stages", _ONE_STAGE)
+        yield Infeasibility(f"PP={pp}: the engine cannot cut {g.architecture} into stages", _ONE_STAGE)
     elif g.architecture == "LlamaForCausalLM" and g.tied:
         # models/llama.py ties lm_head to an embedding that the last stage does not have.
-        yield Problem(
+        yield Infeasibility(
             f"PP={pp}: the engine keeps a tied Llama's embedding on the first stage alone, and the last one needs it",
             _ONE_STAGE,
         )
     draft = constraints.value("speculative") == "mtp"
-    if (draft or constraints.engine_arg("speculative_algorithm")) and constraints.seen(DRAFT_SWITCH) not in (
+    if (draft or constraints.engine_arg("speculative_algorithm")) and constraints.engine_env(DRAFT_SWITCH) not in (
         "1",
         "true",
     ):
         asked = "SPECULATIVE=mtp" if draft else "--speculative-algorithm"
         fixes = ({"speculative": "off"} if draft else {"--speculative-algorithm": None}, *_ONE_STAGE)
-        yield Problem(f"{asked} with PP={pp}: the engine drafts in a pipeline only with {DRAFT_SWITCH}=1", fixes)
+        yield Infeasibility(f"{asked} with PP={pp}: the engine drafts in a pipeline only with {DRAFT_SWITCH}=1", fixes)
     elif draft and int(constraints.value("dp_attention", 1)) > 1:
         text = f"SPECULATIVE=mtp with PP={pp} and DP_ATTENTION: the engine drafts for one batch on all stages"
-        yield Problem(text, ({"dp_attention": 1}, {"speculative": "off"}))
+        yield Infeasibility(text, ({"dp_attention": 1}, {"speculative": "off"}))
     yield from _flags(constraints, _PIPELINE, f"PP={pp}", _ONE_STAGE)
 
 
@@ -107,12 +107,12 @@ def _flags(
     table: dict[str, tuple[tuple[str, ...], str]],
     what: str,
     ways: tuple[Mapping[str, Any], ...],
-) -> Iterator[Problem]:
+) -> Iterator[Infeasibility]:
     for given in constraints.given:
         allowed, _ = table.get(given.flag.dest, (None, ""))
         if allowed is not None and str(given.value) not in allowed:
             name = given.tokens[0]
-            yield Problem(f"{name} in ENGINE_ARGS: the engine refuses it with {what}", ({name: None}, *ways))
+            yield Infeasibility(f"{name} in ENGINE_ARGS: the engine refuses it with {what}", ({name: None}, *ways))
 
 
 def microbatch(constraints: Constraints, requests: int, parallel: Parallel) -> int:
@@ -124,10 +124,10 @@ def microbatch(constraints: Constraints, requests: int, parallel: Parallel) -> i
     return max(1, int(asked) if asked.isdecimal() and int(asked) else requests // parallel.pp)
 
 
-def partition(constraints: Constraints, g: Geometry, pp: int) -> tuple[tuple[int, ...], Problem | None]:
+def partition(constraints: Constraints, g: Geometry, pp: int) -> tuple[tuple[int, ...], Infeasibility | None]:
     """The layers of each stage that SGLANG_PP_LAYER_PARTITION asks for (distributed/utils.py:get_pp_indices);
     empty where it asks for nothing, or for something that cannot be."""
-    text = constraints.seen(PARTITION)
+    text = constraints.engine_env(PARTITION)
     if not text or pp < 2:
         return (), None
     try:
@@ -138,4 +138,4 @@ def partition(constraints: Constraints, g: Geometry, pp: int) -> tuple[tuple[int
         return sizes, None
     even = tuple(g.layers // pp + (stage >= pp - g.layers % pp) for stage in range(pp))
     wanted = f"{pp} stages of the model's {g.layers} layers are written as {','.join(map(str, even))}"
-    return (), Problem(f"{PARTITION}={text[:60]} cannot be: {wanted}")
+    return (), Infeasibility(f"{PARTITION}={text[:60]} cannot be: {wanted}")

@@ -25,6 +25,21 @@ class Account:
     node: int = 0
 
 
+# Keys of a remedy that are no settings: which GPUs the engine may see, and how many like the first there would be.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+GPUS = "GPUS"
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """One thing that a plan cannot be made with. ``text`` names it, without advice. ``remedies``, best first: changes
+    that may help, each a planner's name or an engine flag (``--dsa-decode-backend``) with its value, None for the
+    planner's own choice. `advice.py` tries them before it names any."""
+
+    text: str
+    remedies: tuple[Mapping[str, Any], ...] = ()
+
+
 @dataclass(frozen=True)
 class Decision:
     """One setting's value. ``source``: environment, preset, learned, computed or default."""
@@ -46,6 +61,7 @@ class Change:
     reason: str
 
     def document(self) -> dict[str, Any]:
+        """The change as plan, status and history documents have it."""
         return {"setting": self.setting, "from": self.before, "to": self.after, "reason": self.reason}
 
 

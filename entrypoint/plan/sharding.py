@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from ..checkpoint.checkpoint import Group
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Group
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Parallel:
 
     @property
     def attn_tp(self) -> int:
+        """Ranks that share the attention of one request."""
         return max(1, self.tp // self.dp)
 
     @property
     def moe_tp(self) -> int:
+        """Ranks over which the width of one expert is split."""
         return max(1, self.tp // self.ep)
 
     @property
@@ -60,7 +62,7 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SplitRule:
     """``split``: how a matching tensor is divided. ``keep32``: stays fp32 in a half-precision model."""
 
     pattern: str
@@ -72,38 +74,44 @@ class Rule:
 # Splits: full (every rank), tp, attn (attention TP), kv (k/v heads, replicated below one per rank), qkv (fused),
 # expert, vocab (rows padded), skip (not loaded).
 RULES = (
-    Rule(r"rotary_emb|\.bias_mask$|position_ids$|\.attn\.bias$|\.masked_bias$", "skip", "models/*:load_weights"),
-    Rule(r"(^|\.)visual\.(blocks|merger).*\.(qkv|proj|linear_fc1|linear_fc2)\.weight$", "attn", "models/qwen3_vl.py"),
-    Rule(r"(^|\.)(visual|vision_tower|vision_model|mm_projector|audio_tower)\.", "full", "multimodal towers: whole"),
-    Rule(r"\.shared_head\.|\.eh_proj|\.enorm|\.hnorm", "full", "models/deepseek_nextn.py"),
-    Rule(r"\.experts\.", "expert", "layers/moe/fused_moe_triton/layer.py"),
-    Rule(r"\.shared_expert_gate\.", "full", "models/qwen2_moe.py"),
-    Rule(r"\.(gate|router)\.(weight|bias)$", "full", "models/deepseek_v2.py:MoEGate"),
-    Rule(r"e_score_correction_bias$", "full", "models/deepseek_v2.py:MoEGate", keep32=True),
-    Rule(r"\.indexer\.k_norm\.", "full", "layers/attention/dsa/dsa_indexer.py", keep32=True),
-    Rule(r"\.indexer\.", "full", "layers/attention/dsa/dsa_indexer.py: replicated"),
-    Rule(r"\.(q_a_proj|kv_a_proj_with_mqa)\.", "full", "models/deepseek_v2.py: fused_qkv_a_proj_with_mqa"),
-    Rule(r"\.(q_a_layernorm|kv_a_layernorm)\.", "full", "models/deepseek_v2.py"),
-    Rule(r"\.(q_b_proj|kv_b_proj)\.", "attn", "models/deepseek_v2.py: ColumnParallelLinear"),
-    Rule(r"\.linear_attn\.A_log$", "attn", "models/qwen3_5.py:Qwen3_5GatedDeltaNet", keep32=True),
-    Rule(r"\.linear_attn\.norm\.", "full", "models/qwen3_5.py:Qwen3_5GatedDeltaNet"),
-    Rule(r"\.linear_attn\.", "attn", "models/qwen3_5.py:Qwen3_5GatedDeltaNet"),
-    Rule(r"\.self_attn\.(k_proj|v_proj)\.|attention\.self\.(key|value)\.", "kv", "layers/linear.py:QKVParallelLinear"),
-    Rule(r"\.(qkv_proj|c_attn|query_key_value|Wqkv)\.", "qkv", "layers/linear.py:QKVParallelLinear"),
-    Rule(r"\.self_attn\.(q_proj|o_proj)\.(?!bias)", "attn", "layers/linear.py"),
-    Rule(r"\.self_attn\.q_proj\.bias$|\.sinks$", "attn", "layers/linear.py, models/gpt_oss.py"),
-    Rule(r"\.self_attn\.o_proj\.bias$", "full", "layers/linear.py:RowParallelLinear"),
-    Rule(r"(q_norm|k_norm)\.weight$", "norm", "models/minimax_m2.py:MiniMaxM2RMSNormTP; others replicate"),
-    Rule(r"attention\.(self\.query|output\.dense)\.", "attn", "models/bert.py"),
-    Rule(
+    SplitRule(r"rotary_emb|\.bias_mask$|position_ids$|\.attn\.bias$|\.masked_bias$", "skip", "models/*:load_weights"),
+    SplitRule(
+        r"(^|\.)visual\.(blocks|merger).*\.(qkv|proj|linear_fc1|linear_fc2)\.weight$", "attn", "models/qwen3_vl.py"
+    ),
+    SplitRule(
+        r"(^|\.)(visual|vision_tower|vision_model|mm_projector|audio_tower)\.", "full", "multimodal towers: whole"
+    ),
+    SplitRule(r"\.shared_head\.|\.eh_proj|\.enorm|\.hnorm", "full", "models/deepseek_nextn.py"),
+    SplitRule(r"\.experts\.", "expert", "layers/moe/fused_moe_triton/layer.py"),
+    SplitRule(r"\.shared_expert_gate\.", "full", "models/qwen2_moe.py"),
+    SplitRule(r"\.(gate|router)\.(weight|bias)$", "full", "models/deepseek_v2.py:MoEGate"),
+    SplitRule(r"e_score_correction_bias$", "full", "models/deepseek_v2.py:MoEGate", keep32=True),
+    SplitRule(r"\.indexer\.k_norm\.", "full", "layers/attention/dsa/dsa_indexer.py", keep32=True),
+    SplitRule(r"\.indexer\.", "full", "layers/attention/dsa/dsa_indexer.py: replicated"),
+    SplitRule(r"\.(q_a_proj|kv_a_proj_with_mqa)\.", "full", "models/deepseek_v2.py: fused_qkv_a_proj_with_mqa"),
+    SplitRule(r"\.(q_a_layernorm|kv_a_layernorm)\.", "full", "models/deepseek_v2.py"),
+    SplitRule(r"\.(q_b_proj|kv_b_proj)\.", "attn", "models/deepseek_v2.py: ColumnParallelLinear"),
+    SplitRule(r"\.linear_attn\.A_log$", "attn", "models/qwen3_5.py:Qwen3_5GatedDeltaNet", keep32=True),
+    SplitRule(r"\.linear_attn\.norm\.", "full", "models/qwen3_5.py:Qwen3_5GatedDeltaNet"),
+    SplitRule(r"\.linear_attn\.", "attn", "models/qwen3_5.py:Qwen3_5GatedDeltaNet"),
+    SplitRule(
+        r"\.self_attn\.(k_proj|v_proj)\.|attention\.self\.(key|value)\.", "kv", "layers/linear.py:QKVParallelLinear"
+    ),
+    SplitRule(r"\.(qkv_proj|c_attn|query_key_value|Wqkv)\.", "qkv", "layers/linear.py:QKVParallelLinear"),
+    SplitRule(r"\.self_attn\.(q_proj|o_proj)\.(?!bias)", "attn", "layers/linear.py"),
+    SplitRule(r"\.self_attn\.q_proj\.bias$|\.sinks$", "attn", "layers/linear.py, models/gpt_oss.py"),
+    SplitRule(r"\.self_attn\.o_proj\.bias$", "full", "layers/linear.py:RowParallelLinear"),
+    SplitRule(r"(q_norm|k_norm)\.weight$", "norm", "models/minimax_m2.py:MiniMaxM2RMSNormTP; others replicate"),
+    SplitRule(r"attention\.(self\.query|output\.dense)\.", "attn", "models/bert.py"),
+    SplitRule(
         r"(^|\.)(embed_tokens|lm_head|wte|word_embeddings|output)\.weight$",
         "vocab",
         "layers/vocab_parallel_embedding.py",
     ),
-    Rule(r"(position|token_type)_embeddings\.weight$", "vocab", "models/bert.py"),
-    Rule(r"(^|\.)(wpe|ln_f|ln_1|ln_2|norm|LayerNorm)\.|layernorm|_norm\.", "full", "norms and GPT-2's positions"),
-    Rule(r"\.(c_proj|down_proj|w2|fc2|dense)\.bias$", "full", "layers/linear.py:RowParallelLinear"),
-    Rule(
+    SplitRule(r"(position|token_type)_embeddings\.weight$", "vocab", "models/bert.py"),
+    SplitRule(r"(^|\.)(wpe|ln_f|ln_1|ln_2|norm|LayerNorm)\.|layernorm|_norm\.", "full", "norms and GPT-2's positions"),
+    SplitRule(r"\.(c_proj|down_proj|w2|fc2|dense)\.bias$", "full", "layers/linear.py:RowParallelLinear"),
+    SplitRule(
         r"\.(gate_proj|up_proj|gate_up_proj|down_proj|w1|w2|w3|c_fc|c_proj|fc1|fc2|dense|shared_expert\w*)\b",
         "tp",
         "layers/linear.py",
@@ -126,7 +134,7 @@ _FUSED = (
 
 
 @cache
-def rule_for(tail: str) -> Rule | None:
+def rule_for(tail: str) -> SplitRule | None:
     """The first rule whose pattern matches a tensor's name (layer number taken out), None when none does."""
     return next((rule for rule in RULES if re.search(rule.pattern, tail)), None)
 
@@ -195,7 +203,7 @@ def _on_stage(name: str, layer: int | None, layers: range, parallel: Parallel, s
     return stage == 0
 
 
-def _on_rank(group: Group, rule: Rule | None, g: Geometry, parallel: Parallel, sm: int) -> int:
+def _on_rank(group: Group, rule: SplitRule | None, g: Geometry, parallel: Parallel, sm: int) -> int:
     """Bytes of ``group`` on one rank, in the dtype that the engine keeps it in."""
     size = group.size
     split = rule.split if rule else "full"
@@ -245,6 +253,7 @@ def _expert(group: Group, total: int, g: Geometry, parallel: Parallel, sm: int) 
 
 
 def round_up(value: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is at least ``value``."""
     return -(-value // step) * step
 
 

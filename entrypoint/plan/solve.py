@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..host.inventory import Gpu
 from ..units import format_bytes
 from . import extra_weights, kv, memory, sharding
-from .infeasibility import Problem
 from .memory import Load
-from .plan import Account
+from .plan import Account, Infeasibility
 from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
@@ -23,7 +22,7 @@ UNKNOWN_SHARE = 50
 
 
 @dataclass(frozen=True)
-class Case:
+class MemoryCase:
     """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
     non-static part must be able to carry (the largest that the choice may end at). ``shares``: per stage, the
     model's tensors and the draft's (`shares`). ``readings``: of an earlier
@@ -53,6 +52,7 @@ class Case:
 
     @property
     def draft(self) -> bool:
+        """Whether the checkpoint's own MTP layer drafts."""
         return self.shares[0][1] is not None
 
 
@@ -68,7 +68,7 @@ def shares(
 
 
 @dataclass(frozen=True)
-class Result:
+class MemoryResult:
     """``tokens`` and ``fraction`` are given whenever a number exists, also when it does not fit. By pipeline stage:
     ``cells``, bytes per token, and ``stage_tokens``, what its pool alone would hold (None: it has none)."""
 
@@ -80,7 +80,7 @@ class Result:
     tokens: int
     cell: float
     accounts: tuple[Account, ...]
-    reasons: tuple[Problem, ...]
+    reasons: tuple[Infeasibility, ...]
     warnings: tuple[str, ...]
     short: int
     unmatched: tuple[str, ...]
@@ -90,10 +90,11 @@ class Result:
 
     @property
     def fits(self) -> bool:
+        """Whether nothing speaks against the account."""
         return not self.reasons
 
 
-def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
+def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
     """(bytes that the engine will report as weights, extra bytes while loading, names without a rule)."""
     groups, g, parallel = case.checkpoint.groups, case.g, case.parallel
     layers = len(parallel.layers(g.layers, stage))
@@ -119,14 +120,14 @@ def weights(case: Case, stage: int) -> tuple[int, int, tuple[str, ...]]:
     return size, peak, unmatched
 
 
-def need(case: Case, load: Load, slack: float, tokens: int) -> int:
+def need(case: MemoryCase, load: Load, slack: float, tokens: int) -> int:
     """Bytes that must stay outside weights and KV for ``load``, with the margin. ``tokens``: of the pool, at most."""
     g, parallel = case.g, case.parallel
     size = graph_bytes(case, load) + memory.activations(g, parallel, load) + memory.runtime(g, parallel, load)
     return size + memory.scratch(g, load, slack, tokens) + case.margin
 
 
-def graph_bytes(case: Case, load: Load) -> int:
+def graph_bytes(case: MemoryCase, load: Load) -> int:
     """The formula, or what an earlier boot read for the same largest batch."""
     read = case.readings.get("graph_bytes")
     if read and case.readings.get("cuda_graph_max_bs") == load.graph_bs:
@@ -134,7 +135,7 @@ def graph_bytes(case: Case, load: Load) -> int:
     return memory.graphs(case.g, load)
 
 
-def slack_needed(case: Case, pre: int, total: int, most: int) -> float:
+def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:
     """Bytes of ``pre`` that the fraction must leave: our account with the margin, and never less than sglang
     would set aside for the same chunk and graphs. The indexer's logits are a share of the answer itself. ``most``:
     tokens that the pool could hold."""
@@ -146,40 +147,79 @@ def slack_needed(case: Case, pre: int, total: int, most: int) -> float:
     return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
 
 
-def solve(case: Case) -> Result:
+def solve(case: MemoryCase) -> MemoryResult:
     """The account of one case."""
-    parallel, g = case.parallel, case.g
-    overhead = memory.before_weights(parallel, case.nvlink)
-    pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
-    read = case.readings.get("baseline_free", 0.0)
-    if pres and abs(read - min(pres)) < min(pres) * CREDIBLE:
-        lowest = min(pres)
-        pres = tuple(int(p - lowest + read) for p in pres)
-    pre, total = min(pres), min(gpu.total_bytes for gpu in case.gpus)
-    held = [weights(case, stage) for stage in range(parallel.pp)]
-    heaviest = max(size for size, _, _ in held)
-    pools = [
-        kv.pools(
-            g,
-            parallel,
-            case.kv_dtype,
-            stage,
-            raw_mla=case.raw_mla,
-            draft_layers=1 if case.draft else 0,
-            swa_ratio=case.swa_ratio,
-        )
-        for stage in range(parallel.pp)
-    ]
-    # The pools allocate one page more than they count.
-    most = _most_tokens(case, pres, held, pools)
-    slack = slack_needed(case, pre, total, most) + memory.MULTIMODAL * g.multimodal
-    slack += case.page * max(pool.cell for pool in pools)
-    recommended = max(0.0, math.floor((1 - slack / pre) * 1000 + 1e-9) / 1000) if pre else 0.0
-    fraction = case.fraction if case.fraction is not None else recommended
+    return _Solver(case).result()
 
-    def tokens_at(share: float) -> tuple[list[int | None], int]:
+
+class _Solver:
+    """What one account is made of. ``pres``: bytes free per GPU when the engine takes its memory baseline; ``held``:
+    weights per stage; ``slack``: bytes of the fullest GPU that the fraction must leave."""
+
+    def __init__(self, case: MemoryCase) -> None:
+        self.case = case
+        parallel, g = case.parallel, case.g
+        overhead = memory.before_weights(parallel, case.nvlink)
+        self.pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
+        read = case.readings.get("baseline_free", 0.0)
+        if self.pres and abs(read - min(self.pres)) < min(self.pres) * CREDIBLE:
+            lowest = min(self.pres)
+            self.pres = tuple(int(p - lowest + read) for p in self.pres)
+        self.pre, self.total = min(self.pres), min(gpu.total_bytes for gpu in case.gpus)
+        self.held = [weights(case, stage) for stage in range(parallel.pp)]
+        self.heaviest = max(size for size, _, _ in self.held)
+        self.pools = [
+            kv.pools(
+                g,
+                parallel,
+                case.kv_dtype,
+                stage,
+                raw_mla=case.raw_mla,
+                draft_layers=1 if case.draft else 0,
+                swa_ratio=case.swa_ratio,
+            )
+            for stage in range(parallel.pp)
+        ]
+        self.most = self._most_tokens()
+        # The pools allocate one page more than they count.
+        self.slack = slack_needed(case, self.pre, self.total, self.most) + memory.MULTIMODAL * g.multimodal
+        self.slack += case.page * max(pool.cell for pool in self.pools)
+        share = math.floor((1 - self.slack / self.pre) * 1000 + 1e-9) / 1000 if self.pre else 0.0
+        self.recommended = max(0.0, share)
+        self.fraction = case.fraction if case.fraction is not None else self.recommended
+
+    def result(self) -> MemoryResult:
+        """The account at the given fraction, or at the one that leaves what is needed."""
+        case, pools = self.case, self.pools
+        stage_tokens, state = self._tokens_at(self.fraction)
+        tokens = _least(stage_tokens)
+        if case.token_limit is not None:
+            tokens = min(tokens, case.token_limit // case.page * case.page)
+        accounts, short = self._accounts(tokens, state)
+        reasons, warnings = self._verdict(tokens, short, accounts)
+        return MemoryResult(
+            weights=tuple(size for size, _, _ in self.held),
+            pre=self.pres,
+            fraction=self.fraction,
+            recommended=self.recommended,
+            default_tokens=_least(self._tokens_at(memory.engine_default(case.g, case.parallel, self.total))[0]),
+            tokens=tokens,
+            cell=max(pool.cell for pool in pools),
+            accounts=accounts,
+            reasons=reasons,
+            warnings=warnings,
+            short=short,
+            unmatched=tuple(sorted({name for _, _, names in self.held for name in names})),
+            state_slots=state // pools[0].state - 1 if pools[0].state else None,
+            cells=tuple(pool.cell for pool in pools),
+            stage_tokens=tuple(stage_tokens),
+        )
+
+    def _tokens_at(self, share: float) -> tuple[list[int | None], int]:
+        """By stage the tokens that its pool holds, None where no layer attends, and the bytes of state."""
+        case = self.case
         # The engine takes the fullest rank of all stages for every one (kv_cache_configurator.py).
-        rest = pre * share - heaviest - memory.DRIFT - (memory.MULTIMODAL if g.multimodal else 0)
+        rest = self.pre * share - self.heaviest - memory.DRIFT - memory.MULTIMODAL * case.g.multimodal
         found = [
             pool.tokens(
                 rest,
@@ -189,155 +229,127 @@ def solve(case: Case) -> Result:
                 ratio=case.mamba_ratio,
                 slots=case.mamba_slots,
             )
-            for pool in pools
+            for pool in self.pools
         ]
-        return [t if pool.cell else None for (t, _), pool in zip(found, pools, strict=True)], max(s for _, s in found)
+        tokens = [tokens if pool.cell else None for (tokens, _), pool in zip(found, self.pools, strict=True)]
+        return tokens, max(state for _, state in found)
 
-    def least(stages: list[int | None]) -> int:
-        # A model without any layer that attends has no pool.
-        return min((tokens for tokens in stages if tokens is not None), default=0)
+    def _most_tokens(self) -> int:
+        """Tokens that the pool would hold if nothing but weights stood beside it."""
+        room = max(0, self.pre - self.heaviest)
+        most = min((int(room / pool.cell) for pool in self.pools if pool.cell), default=0)
+        limit = self.case.token_limit
+        return most if limit is None else min(most, limit)
 
-    stage_tokens, state = tokens_at(fraction)
-    tokens = least(stage_tokens)
-    if case.token_limit is not None:
-        tokens = min(tokens, case.token_limit // case.page * case.page)
-    default = least(tokens_at(memory.engine_default(g, parallel, total))[0])
-    accounts, short = _accounts(case, pres, held, pools, tokens, state, pre * (1 - fraction))
-    reasons, warnings = _verdict(case, pres, held, tokens, most, fraction, recommended, short, accounts)
-    state_slots = state // pools[0].state - 1 if pools[0].state else None
-    unmatched = tuple(sorted({name for _, _, names in held for name in names}))
-    return Result(
-        tuple(size for size, _, _ in held),
-        pres,
-        fraction,
-        recommended,
-        default,
-        tokens,
-        max(pool.cell for pool in pools),
-        accounts,
-        reasons,
-        warnings,
-        short,
-        unmatched,
-        state_slots,
-        tuple(pool.cell for pool in pools),
-        tuple(stage_tokens),
-    )
-
-
-def _most_tokens(
-    case: Case, pres: tuple[int, ...], held: list[tuple[int, int, tuple[str, ...]]], pools: list[kv.Pools]
-) -> int:
-    """Tokens that the pool would hold if nothing but weights stood beside it."""
-    room = min(pres, default=0) - max(size for size, _, _ in held)
-    most = min((int(max(0, room) / pool.cell) for pool in pools if pool.cell), default=0)
-    return most if case.token_limit is None else min(most, case.token_limit)
-
-
-def _accounts(
-    case: Case,
-    pres: tuple[int, ...],
-    held: list[tuple[int, int, tuple[str, ...]]],
-    pools: list[kv.Pools],
-    tokens: int,
-    state: int,
-    slack: float,
-) -> tuple[tuple[Account, ...], int]:
-    """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
-    lines = []
-    short = 0
-    for position, (gpu, pre) in enumerate(zip(case.gpus, pres, strict=True)):
-        stage = position // case.parallel.tp % case.parallel.pp
-        size, peak, _ = held[stage]
-        pool = int((tokens + case.page) * pools[stage].cell) + (state if pools[stage].state else 0) if tokens else 0
-        graph = graph_bytes(case, case.load)
-        active = memory.activations(case.g, case.parallel, case.load) + memory.scratch(case.g, case.load, slack, tokens)
-        running = memory.runtime(case.g, case.parallel, case.load) + (memory.MULTIMODAL if case.g.multimodal else 0)
-        left = pre - size - pool - graph - active - running
-        short = max(short, case.margin - left)
-        margin = max(0, min(case.margin, left))
-        lines.append(
-            Account(
-                gpu.index,
-                gpu.total_bytes - pre,
-                size,
-                pool if left >= 0 else None,
-                graph,
-                active,
-                running,
-                margin,
-                left - margin if left >= 0 else None,
-                gpu.total_bytes - pre + size + peak,
-                position // case.parallel.per_node,
+    def _accounts(self, tokens: int, state: int) -> tuple[tuple[Account, ...], int]:
+        """One line of bytes per GPU, and by how much the tightest is short of its margin (0: it is not)."""
+        case = self.case
+        lines = []
+        short = 0
+        for position, (gpu, pre) in enumerate(zip(case.gpus, self.pres, strict=True)):
+            stage = position // case.parallel.tp % case.parallel.pp
+            size, peak, _ = self.held[stage]
+            own = self.pools[stage]
+            pool = int((tokens + case.page) * own.cell) + (state if own.state else 0) if tokens else 0
+            graph = graph_bytes(case, case.load)
+            left_by_fraction = self.pre * (1 - self.fraction)
+            active = memory.activations(case.g, case.parallel, case.load)
+            active += memory.scratch(case.g, case.load, left_by_fraction, tokens)
+            running = memory.runtime(case.g, case.parallel, case.load) + memory.MULTIMODAL * case.g.multimodal
+            left = pre - size - pool - graph - active - running
+            short = max(short, case.margin - left)
+            margin = max(0, min(case.margin, left))
+            lines.append(
+                Account(
+                    index=gpu.index,
+                    baseline_bytes=gpu.total_bytes - pre,
+                    weights_bytes=size,
+                    kv_bytes=pool if left >= 0 else None,
+                    graph_bytes=graph,
+                    activation_bytes=active,
+                    runtime_bytes=running,
+                    margin_bytes=margin,
+                    free_bytes=left - margin if left >= 0 else None,
+                    load_peak_bytes=gpu.total_bytes - pre + size + peak,
+                    node=position // case.parallel.per_node,
+                )
             )
-        )
-    return tuple(lines), max(0, short)
+        return tuple(lines), max(0, short)
 
+    def _verdict(
+        self, tokens: int, short: int, accounts: tuple[Account, ...]
+    ) -> tuple[tuple[Infeasibility, ...], tuple[str, ...]]:
+        """Why the account cannot be, and what to be told of it."""
+        case = self.case
+        problems = [self._unequal(), self._too_heavy(accounts)]
+        warnings: tuple[str, ...] = ()
+        if problems[1] is None and case.fraction is not None:
+            problem, warnings = self._given_fraction(case.fraction)
+            problems.append(problem)
+        reasons = [problem for problem in problems if problem]
+        if not reasons and tokens < 1:
+            outside = accounts[0].graph_bytes + accounts[0].activation_bytes + accounts[0].runtime_bytes + case.margin
+            reasons.append(
+                Infeasibility(
+                    f"weights of {format_bytes(self.heaviest)} leave no room for a KV cache in {self.fraction:.3f} of "
+                    f"{format_bytes(self.pre)}; {format_bytes(outside)} go to graphs, activations, tables and the "
+                    f"margin"
+                )
+            )
+        if not reasons and short > 0:
+            reasons.append(Infeasibility(f"the account is {format_bytes(short)} short per GPU"))
+        return tuple(reasons), warnings
 
-def _verdict(
-    case: Case,
-    pres: tuple[int, ...],
-    held: list[tuple[int, int, tuple[str, ...]]],
-    tokens: int,
-    most: int,
-    fraction: float,
-    recommended: float,
-    short: int,
-    accounts: tuple[Account, ...],
-) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    reasons: list[Problem] = []
-    warnings: list[str] = []
-    pre, heaviest = min(pres), max(size for size, _, _ in held)
-    if pre < 0.9 * max(pres):
-        # model_runner: _check_tp_memory_balance
+    def _unequal(self) -> Infeasibility | None:
+        """model_runner.py: _check_tp_memory_balance"""
+        if self.pre >= 0.9 * max(self.pres):
+            return None
         text = (
-            f"one GPU has {format_bytes(pre)} free and another {format_bytes(max(pres))}; the engine refuses more than "
-            "a tenth of difference"
+            f"one GPU has {format_bytes(self.pre)} free and another {format_bytes(max(self.pres))}; the engine refuses "
+            "more than a tenth of difference"
         )
-        if len({gpu.total_bytes for gpu in case.gpus}) == 1:
+        if len({gpu.total_bytes for gpu in self.case.gpus}) == 1:
             text += ": free the fullest GPU"
-        reasons.append(Problem(text))
-    peak = next((a for a, gpu in zip(accounts, case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes), None)
-    if heaviest >= pre or peak is not None:
-        what = f"weights need {format_bytes(heaviest)} per GPU"
-        if peak is not None and heaviest < pre:
-            what += f" and {format_bytes(peak.load_peak_bytes - peak.baseline_bytes)} while they load"
-        reasons.append(Problem(f"{what}, {format_bytes(pre)} can be had"))
-    elif case.fraction is not None:
+        return Infeasibility(text)
+
+    def _too_heavy(self, accounts: tuple[Account, ...]) -> Infeasibility | None:
+        over = [a for a, gpu in zip(accounts, self.case.gpus, strict=True) if a.load_peak_bytes > gpu.total_bytes]
+        if self.heaviest < self.pre and not over:
+            return None
+        what = f"weights need {format_bytes(self.heaviest)} per GPU"
+        if over and self.heaviest < self.pre:
+            what += f" and {format_bytes(over[0].load_peak_bytes - over[0].baseline_bytes)} while they load"
+        return Infeasibility(f"{what}, {format_bytes(self.pre)} can be had")
+
+    def _given_fraction(self, fraction: float) -> tuple[Infeasibility | None, tuple[str, ...]]:
+        """What speaks against a fraction that was asked for. What the plan itself would choose is never refused."""
+        case, slack = self.case, self.pre * (1 - fraction)
+        if fraction <= self.recommended:
+            return None, ()
+        total = case.gpus[0].total_bytes
         least = max(
-            need(case, case.reserve, pre * (1 - fraction), most),
-            memory.engine_reserve(case.g, case.parallel, case.reserve, case.gpus[0].total_bytes, floor=False)
-            + case.margin,
+            need(case, case.reserve, slack, self.most),
+            memory.engine_reserve(case.g, case.parallel, case.reserve, total, floor=False) + case.margin,
         )
-        slack = pre * (1 - fraction)
-        # What the plan itself would choose is never refused: there the engine's reserve is a share of what is free.
-        if least > slack and fraction > recommended:
+        if least > slack:
             text = (
                 f"MEM_FRACTION_STATIC={fraction:g} leaves {format_bytes(slack)} for graphs, activations, workspaces "
                 f"and the margin, which need {format_bytes(least)}"
             )
-            better = round(recommended, 3)
+            better = round(self.recommended, 3)
             number = ({"mem_fraction_static": better},) if 0 < better < 1 else ()
-            reasons.append(Problem(text, (*number, {"mem_fraction_static": None})))
-        elif fraction > recommended:
-            warnings.append(
-                f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these "
-                f"settings; "
-                f"{recommended:.3f} is what the plan would choose"
-            )
-    if not reasons and tokens < 1:
-        outside = accounts[0].graph_bytes + accounts[0].activation_bytes + accounts[0].runtime_bytes + case.margin
-        reasons.append(
-            Problem(
-                f"weights of {format_bytes(heaviest)} leave no room for a KV cache in {fraction:.3f} of "
-                f"{format_bytes(pre)}; {format_bytes(outside)} go to graphs, activations, tables and the margin"
-            )
+            return Infeasibility(text, (*number, {"mem_fraction_static": None})), ()
+        return None, (
+            f"MEM_FRACTION_STATIC={fraction:g} leaves less than the engine itself would set aside for these settings; "
+            f"{self.recommended:.3f} is what the plan would choose",
         )
-    if not reasons and short > 0:
-        reasons.append(Problem(f"the account is {format_bytes(short)} short per GPU"))
-    return tuple(reasons), tuple(warnings)
 
 
-def with_chunk(case: Case, chunk: int) -> Case:
+def _least(stages: list[int | None]) -> int:
+    """The tokens of the stage that holds fewest. A model without any layer that attends has no pool."""
+    return min((tokens for tokens in stages if tokens is not None), default=0)
+
+
+def with_chunk(case: MemoryCase, chunk: int) -> MemoryCase:
     """The same case with another prefill step."""
     return replace(case, load=replace(case.load, chunk=chunk), reserve=replace(case.reserve, chunk=chunk))

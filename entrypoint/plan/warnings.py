@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
 from ..host.inventory import Gpu
 from ..units import GIB
 from . import nodes, pipeline, solve
 from .constraints import Constraints
-from .infeasibility import VISIBLE, Problem
 from .kernel_limits import OLDEST
+from .plan import VISIBLE, Infeasibility
+from .run import PlannerRun
 from .sharding import Parallel
 
 # Flags that move memory in ways that no term here follows.
@@ -42,17 +43,18 @@ def unaccounted(constraints: Constraints) -> list[str]:
     ]
 
 
-def pages(case: solve.Case, chunk: int) -> Problem | None:
+def uneven_pages(case: solve.MemoryCase, chunk: int) -> Infeasibility | None:
     """The scheduler cuts prompts at page borders."""
     if chunk <= 0 or chunk % case.page == 0:
         return None
     fit = max(case.page, chunk // case.page * case.page)
     name = "CHUNKED_PREFILL_SIZE"
     text = f"{name}={chunk} is not a multiple of the page size {case.page}"
-    return Problem(text, ({"chunked_prefill_size": fit}, {"chunked_prefill_size": None}))
+    return Infeasibility(text, ({"chunked_prefill_size": fit}, {"chunked_prefill_size": None}))
 
 
 def page(constraints: Constraints, page: int) -> list[str]:
+    """A page size that the attention backend replaces."""
     asked = constraints.engine_arg("page_size")
     if asked is None or str(asked) == str(page):
         return []
@@ -62,16 +64,17 @@ def page(constraints: Constraints, page: int) -> list[str]:
     ]
 
 
-def old(gpus: tuple[Gpu, ...]) -> Problem | None:
+def too_old(gpus: tuple[Gpu, ...]) -> Infeasibility | None:
     """GPUs that no kernel of the engine is built for."""
     found = [gpu for gpu in gpus if gpu.sm < OLDEST]
     if not found:
         return None
     names = ", ".join(f"GPU {gpu.index} ({gpu.name}, SM {gpu.sm})" for gpu in found[:3])
-    return Problem(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
+    return Infeasibility(f"{names}: the engine has no kernels for GPUs before SM {OLDEST}", alone(gpus))
 
 
 def mixed(gpus: tuple[Gpu, ...]) -> list[str]:
+    """GPUs of several architectures under one model."""
     kinds = sorted({f"{gpu.name} (SM {gpu.sm})" for gpu in gpus})
     if len({gpu.sm for gpu in gpus}) < 2:
         return []
@@ -90,16 +93,21 @@ def alone(gpus: tuple[Gpu, ...]) -> tuple[dict[str, Any], ...]:
     return tuple({VISIBLE: tuple(indices), "tp": None} for _, indices in ranked) if len(kinds) > 1 else ()
 
 
-def draft(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Problem | None:
+def no_draft_layer(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Infeasibility | None:
+    """A draft that was asked for and that the checkpoint does not have."""
     if not draft:
         return None
     has = any(
         f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
     )
-    return None if has else Problem("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
+    return (
+        None
+        if has
+        else Infeasibility("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
+    )
 
 
-def boxes(constraints: Constraints, case: solve.Case, here: int) -> Iterator[str]:
+def several_nodes(constraints: Constraints, case: solve.MemoryCase, here: int) -> Iterator[str]:
     """What several nodes of ``here`` GPUs each should hear. Nothing on one node."""
     parallel = case.parallel
     if parallel.nodes == 1:
@@ -109,14 +117,14 @@ def boxes(constraints: Constraints, case: solve.Case, here: int) -> Iterator[str
         yield f"{here - parallel.per_node} of the {here} GPUs of each box stay idle"
     if parallel.span > 1:
         yield _wide(constraints, case)
-    if constraints.seen("NCCL_IB_DISABLE") == "1":
+    if constraints.engine_env("NCCL_IB_DISABLE") == "1":
         yield "NCCL_IB_DISABLE=1: between the boxes NCCL takes TCP alone; set it to 0 if they have InfiniBand or RoCE"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if constraints.seen(name) == "lo":
+        if constraints.engine_env(name) == "lo":
             yield f"{name}=lo: ranks meet over the loopback alone, which reaches no other box"
 
 
-def _wide(constraints: Constraints, case: solve.Case) -> str:
+def _wide(constraints: Constraints, case: solve.MemoryCase) -> str:
     """A tensor-parallel group over several boxes, in numbers."""
     parallel, g = case.parallel, case.g
     crossing = nodes.network(g, parallel, case.load)
@@ -137,16 +145,15 @@ def _wide(constraints: Constraints, case: solve.Case) -> str:
     return f"{text}; TP={narrow.tp} with PP={stages} would send {prefill} and {decode}, in one message"
 
 
-def cautions(
-    checkpoint: Checkpoint, g: Geometry, result: solve.Result, constraints: Constraints, case: solve.Case
-) -> list[str]:
+def account(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> list[str]:
+    """How far the account is to be trusted, and what shares the pool."""
     found = []
-    if not g.known:
+    if not case.g.known:
         found.append(
-            f"{checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
+            f"{run.checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
             f"cautious guess from config.json"
         )
-    if checkpoint.generated:
+    if run.checkpoint.generated:
         found.append("there are no shard headers: tensors were generated from config.json")
     if result.unmatched:
         names = ", ".join(result.unmatched[:3])
@@ -155,8 +162,8 @@ def cautions(
         )
     context, requests = case.load.context, case.load.requests
     if (
-        constraints.is_user_set("context_length")
-        and constraints.is_user_set("max_running_requests")
+        run.constraints.is_user_set("context_length")
+        and run.constraints.is_user_set("max_running_requests")
         and 0 < result.tokens < context * requests
     ):
         found.append(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.checkpoint import Checkpoint
-from ..config.settings import RECORDS, Loaded
+from ..checkpoint.model import Checkpoint
+from ..config.schema import RECORDS
+from ..config.settings import Loaded
 from ..host.inventory import Inventory
 from ..plan import Change, Learned
 from .files import read_json, write_json

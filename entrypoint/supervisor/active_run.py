@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..control.status import Status
-from ..engine import leftovers, process
+from ..engine import leftovers, process, scratch
 from ..engine import log as engine_log
 from ..engine.client import EngineClient
 from ..engine.process import Ended
@@ -190,6 +190,7 @@ class ActiveRun:
         stacks = await dump_stacks(self.run) if hung else ()
         for stuck in await self.run.engine.kill():
             self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
+        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir, self._number)
         if self._client is not None:
             await self._client.close()
         await asyncio.wait({self._follow}, timeout=FOLLOW_TIMEOUT)
@@ -246,7 +247,7 @@ def _spawn(context: RunContext, number: int, planned: PlannedLaunch) -> process.
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
-    env = command.environment(context.environ, run_id)
+    env = command.environment(context.environ, run_id, scratch.make(state_dir, number))
     try:
         return process.Engine(command.executed(), env, directory, run_id, context.sessions)
     except OSError as error:

@@ -12,7 +12,7 @@ from ..config import loading
 from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import leftovers
-from ..errors import Stop, config_rejected
+from ..errors import Stop, config_rejected, refused
 from ..healing import events, machine
 from ..healing.events import Do
 from ..host import inventory, ports
@@ -147,11 +147,19 @@ class Driver:
         except Stop as stop:
             event = events.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
         except Exception as error:
-            self._log.error(f"internal error: {type(error).__name__}: {error}")
-            self._log.debug("".join(traceback.format_exception(error)))
-            event = events.Refused("unknown", f"internal error: {error}", "please report it", INTERNAL_ERROR_EXIT)
+            event = self._unforeseen(error)
         if event is not None:
             self._post(event)
+
+    def _unforeseen(self, error: Exception) -> events.Refused:
+        """Return the refusal for a path that this user may not use, with the setting that chose it; anything else is
+        a fault of relaunch."""
+        self._log.debug("".join(traceback.format_exception(error)))
+        if isinstance(error, OSError) and error.filename is not None:
+            stop = refused(error, loading.places(self.loaded.settings, self._environ))
+            return events.Refused(stop.cause, stop.message, stop.next_step, stop.exit_code)
+        self._log.error(f"internal error: {type(error).__name__}: {error}")
+        return events.Refused("unknown", f"internal error: {error}", "please report it", INTERNAL_ERROR_EXIT)
 
     # -- the pieces of work -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config.settings import PREFIX, Settings
+from ..config.schema import PREFIX, Settings
 from ..state.files import utc
 
 COMMAND_TIMEOUT = 20.0

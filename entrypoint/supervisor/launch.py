@@ -15,9 +15,11 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..checkpoint import checkpoint as checkpoints
-from ..checkpoint.checkpoint import Checkpoint
-from ..config.settings import SECRETS, Loaded
+from ..checkpoint import model as checkpoint_model
+from ..checkpoint.model import Checkpoint
+from ..config import engine_flags
+from ..config.schema import SECRETS
+from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import canary, command
 from ..engine.client import EngineClient, same_launch
@@ -26,7 +28,7 @@ from ..engine.run import Run
 from ..errors import Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
-from ..plan import Change, Learned, Plan, flags
+from ..plan import Change, Learned, Plan
 from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
 from ..units import format_bytes
@@ -91,9 +93,9 @@ class Launch:
         size = format_bytes(snapshot.bytes)
         self._log.info(f"weights: {snapshot.path} ({size}, checked: {snapshot.level})")
         checkpoint = await asyncio.to_thread(
-            checkpoints.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
+            checkpoint_model.read, snapshot.path, model=snapshot.model, revision=snapshot.revision
         )
-        launch_id = fingerprint(loaded, inventory, checkpoint, flags.engine_version())
+        launch_id = fingerprint(loaded, inventory, checkpoint, engine_flags.engine_version())
         known_good = KnownGood(settings.state_dir, launch_id)
         return PreparedLaunch(
             loaded=loaded,
@@ -200,7 +202,11 @@ class Launch:
         readings["cuda_graph_max_bs"] = float(plan.cuda_graph_max_bs or 0)
         planned.known_good.write(
             Learned(tuple(merged.values()), free, readings),
-            {"model": planned.snapshot.model, "engine": flags.engine_version(), "fingerprint": planned.fingerprint},
+            {
+                "model": planned.snapshot.model,
+                "engine": engine_flags.engine_version(),
+                "fingerprint": planned.fingerprint,
+            },
         )
 
     def _weights_progress(self, progress: Progress) -> None:

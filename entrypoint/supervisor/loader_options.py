@@ -12,8 +12,8 @@ from ..plan import Decision, Plan
 def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
     """``plan`` with loader flags and their reasons. What the operator gave in ENGINE_ARGS stays; dummy weights and
     a checkpoint or a box that is not here get nothing. ``path``: the snapshot directory."""
-    from ..host import memory
-    from ..weights import environment, loader_options
+    from ..host import memory, mounts
+    from ..weights import loader_options
 
     directory = Path(path)
     # The disks here say nothing of a box that is elsewhere.
@@ -21,7 +21,7 @@ def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
         return plan
     ranks = plan.parallel["tp"] * plan.parallel["pp"] // plan.parallel["nnodes"]
     options = loader_options(
-        file_system=environment.file_system(directory),
+        file_system=mounts.file_system(directory),
         host_memory_bytes=box.host_memory_bytes,
         cgroup_limit_bytes=memory.cgroup_limit(),
         cores=box.cpu_count,
@@ -29,12 +29,9 @@ def with_loader_options(plan: Plan, box: Inventory, path: Path | str) -> Plan:
         checkpoint_bytes=int(plan.model["bytes"]),
         device=plan.device,
     )
-    given = {flag for choice in options.choices if (flag := choice.setting) in plan.flags}
+    chosen = [option for option in options if option.flag not in plan.flags]
     flags: list[str] = []
-    decisions: list[Decision] = []
-    for choice in options.choices:
-        if choice.setting in given:
-            continue
-        flags += [choice.setting] if choice.value is True else [choice.setting, str(choice.value)]
-        decisions.append(Decision(choice.setting, choice.value, "computed", choice.reason))
+    for option in chosen:
+        flags += [option.flag] if option.value is True else [option.flag, str(option.value)]
+    decisions = (Decision(option.flag, option.value, "computed", option.reason) for option in chosen)
     return replace(plan, flags=(*plan.flags, *flags), decisions=(*plan.decisions, *decisions))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config.settings import Settings
+from ..config.schema import Settings
 from ..control.status import Status
 from ..engine import canary
 from ..engine.canary import Failure

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import checkpoint as checkpoints
-from ..checkpoint.checkpoint import Checkpoint
-from ..config import loading
+from ..checkpoint.model import Checkpoint, read
+from ..config import engine_flags, loading
 from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
 from ..host import inventory
-from ..plan import flags
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
 from .loader_options import with_loader_options
@@ -25,9 +23,9 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
     loaded = loading.load(environ)
     box = inventory.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
-    flags.parse(loaded.settings.engine_args)
+    loaded.check_engine_args()
     checkpoint, model_path = _checkpoint(loaded, environ)
-    known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, flags.engine_version()))
+    known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
     built = command.build(loaded, box, plan, model_path, environ)
@@ -37,23 +35,22 @@ def plan_document(environ: Mapping[str, str]) -> tuple[dict[str, Any], int]:
 def _checkpoint(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Checkpoint, Path | str]:
     """From the files when they are here, else from the hub's headers (config.json and the first bytes of each
     shard). Raises Stop."""
-    from ..weights import environment, reference, resolve
-    from ..weights.preparing import locate_local
+    from ..weights import hub, resolve, source, worker
+    from ..weights.preparation import locate_local
 
-    found = reference.parse(loaded.settings.model)
+    found = source.parse(loaded.settings.model)
     if found.kind != "hub":
         located = locate_local(loaded, found)
         assert located.path is not None
-        return checkpoints.read(located.path, model=located.model), located.path
-    hub = environment.read(loaded, environ)
+        return read(located.path, model=located.model), located.path
+    asked = hub.read(loaded, environ)
     try:
-        located = asyncio.run(resolve.resolve(loaded, hub, ask=False)).located
+        located = asyncio.run(resolve.resolve(loaded, asked, ask=False)).located
         assert located.path is not None
-        return checkpoints.read(located.path, model=located.model, revision=located.revision), located.path
+        return read(located.path, model=located.model, revision=located.revision), located.path
     except Stop as stop:
         # Not here, or not all of it: the headers on the hub tell the same.
-        if hub.offline or stop.cause != "weights_missing":
+        if asked.offline or stop.cause != "weights_missing":
             raise
-    from ..weights.remote import read_remote
-
-    return read_remote(loaded, environ=environ), str(loaded.settings.model)
+    model = str(loaded.settings.model)
+    return asyncio.run(worker.read_checkpoint(asked, model, loaded.settings.revision)), model

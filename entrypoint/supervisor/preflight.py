@@ -3,10 +3,11 @@ finer is `relaunch doctor`'s."""
 
 from __future__ import annotations
 
+from ..config.loading import asks_for_gpus
 from ..config.settings import Loaded
 from ..errors import Stop
-from ..host import system
-from ..host.inventory import Inventory
+from ..host import memory
+from ..host.inventory import PLAN_ELSEWHERE, Inventory
 from ..units import MIB, format_bytes
 
 # The pinned torch is built for CUDA 13.0, whose first driver is 580.65.06 (CUDA 13.0 release notes, table 3).
@@ -22,19 +23,18 @@ def check(loaded: Loaded, box: Inventory, shm_bytes: int | None = None) -> None:
     if settings.device == "cpu":
         return
     if not box.gpus:
-        # A model of the operator's own may well run on the CPU; presets say DEVICE=cpu when they do.
-        if settings.device == "cuda" or settings.preset:
-            asker = "RELAUNCH_DEVICE=cuda" if settings.device == "cuda" else f"preset {settings.preset}"
+        if asker := asks_for_gpus(settings):
             why = f" ({box.notes[0]})" if box.notes else ""
             raise Stop(
                 "gpu_lost",
                 f"{asker} needs GPUs and none can be seen{why}",
-                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all",
+                "on the host: nvidia-smi must list them; in a container: NVIDIA's container toolkit and --gpus all; "
+                + PLAN_ELSEWHERE,
             )
         return
     _driver(box.driver)
     ranks = ranks_here(settings.tp, settings.pp, settings.nnodes, len(box.gpus))
-    size = system.shm_bytes() if shm_bytes is None else shm_bytes
+    size = memory.shared_memory_bytes() if shm_bytes is None else shm_bytes
     if ranks > 1 and size is not None and size < SHM_FAIL:
         raise Stop(
             "shm_too_small",

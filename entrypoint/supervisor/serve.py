@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from ..config.settings import SECRETS, Loaded, Settings
+from ..config.schema import SECRETS, Settings
+from ..config.settings import Loaded
 from ..control import app as control
 from ..control.records import Records
 from ..control.status import Status

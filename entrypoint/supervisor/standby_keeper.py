@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..control.status import Status
-from ..engine import command, leftovers
+from ..engine import command, leftovers, scratch
 from ..engine.process import Engine
 from ..engine.standby import Standby
-from ..host.memory import available_memory
+from ..errors import Stop
+from ..host.memory import available_bytes
 from ..units import GIB, format_bytes, format_duration
 from .launch import PlannedLaunch
 from .logs import Log
@@ -56,6 +57,7 @@ class StandbyKeeper:
         self._environ, self._log, self._status, self._sessions, self._make = environ, log, status, sessions, make
         self._standby: Standby | None = None
         self._identity: Identity | None = None
+        self._scratch = Path()
         self._preparing: asyncio.Task[None] | None = None
 
     def prepare(self, number: int, planned: PlannedLaunch, serving: Engine) -> None:
@@ -69,7 +71,7 @@ class StandbyKeeper:
         settings = planned.loaded.settings
         if settings.standby != "on" or not command.needs_sglang():
             return False
-        need, free = 2 * PROCESS_BYTES * (children + 1), available_memory()
+        need, free = 2 * PROCESS_BYTES * (children + 1), available_bytes()
         if settings.nnodes > 1 or int(planned.plan.parallel["dp_attention"]) > 1:
             # Their ports are fixed, and taken by the engine that serves.
             self._log.info("no standby: several nodes or data-parallel attention")
@@ -87,8 +89,9 @@ class StandbyKeeper:
         began = time.monotonic()
         self._status.standby = "preparing"
         try:
-            identity = self._identity = await asyncio.to_thread(self._identify, number, planned)
             settings = planned.loaded.settings
+            place = self._scratch = await asyncio.to_thread(scratch.make, settings.state_dir, number)
+            identity = self._identity = await asyncio.to_thread(self._identify, number, planned, place)
             standby = self._standby = self._make(
                 identity.argv,
                 identity.env,
@@ -100,7 +103,7 @@ class StandbyKeeper:
             async with asyncio.timeout(PREPARE_TIMEOUT):
                 await standby.imported()
             problem = standby.broken or await asyncio.to_thread(_on_a_gpu, standby, planned)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, Stop) as error:
             problem = str(error) or "its imports took too long"
         if problem:
             await self._end(f"no standby: {problem}")
@@ -117,7 +120,7 @@ class StandbyKeeper:
         if self._status.standby != "ready":
             await self.drop("a start without the standby: it is not ready yet")
             return None
-        wanted = await asyncio.to_thread(self._identify, number, planned)
+        wanted = await asyncio.to_thread(self._identify, number, planned, self._scratch)
         problem = standby.broken or ", ".join(identity.differences(wanted))
         if problem or not await standby.release():
             await self.drop(f"a start without the standby: {problem or 'it did not answer'}")
@@ -143,10 +146,10 @@ class StandbyKeeper:
                 self._log.info(why)
             await standby.kill()
 
-    def _identify(self, number: int, planned: PlannedLaunch) -> Identity:
+    def _identify(self, number: int, planned: PlannedLaunch, place: Path) -> Identity:
         """Blocking: it lists the installed packages."""
         run_id = leftovers.run_id(planned.loaded.settings.state_dir, number)
-        env = planned.command.environment(self._environ, run_id)
+        env = planned.command.environment(self._environ, run_id, place)
         return Identity(planned.command.executed(), env, _packages())
 
 

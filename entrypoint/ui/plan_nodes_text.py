@@ -54,6 +54,7 @@ def heading(box: Row, size: int) -> str:
 
 
 def stages(box: Row, size: int) -> str:
+    """The pipeline stages of one host in one line."""
     return "; ".join(_stage(stage, size) for stage in box["stages"])
 
 

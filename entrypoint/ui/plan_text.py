@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..plan.spec import SHOWN
 from ..units import format_bytes
 from . import plan_nodes_text
 
@@ -24,19 +25,7 @@ PARTS = (
     ("margin_bytes", "margin", "m", "red"),
     ("free_bytes", "free", "·", "bright_black"),
 )
-VALUES = (
-    "mem_fraction_static",
-    "max_total_tokens",
-    "kv_bytes_per_token",
-    "context_length",
-    "max_running_requests",
-    "chunked_prefill_size",
-    "cuda_graph_max_bs",
-    "kv_cache_dtype",
-    "attention_backend",
-    "moe_runner_backend",
-    "fp4_gemm_backend",
-)
+VALUES = (*SHOWN[:2], "kv_bytes_per_token", *SHOWN[2:])
 KEYS = (*(name for name, *_ in PARTS), "load_peak_bytes")
 BAR = 56
 # Columns of numbers that fit beside their names.

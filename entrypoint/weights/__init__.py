@@ -1,4 +1,4 @@
-"""Weights: found, fetched, proven, repaired, remembered."""
+"""Weights: found, fetched, verified, repaired, remembered."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .commands import report
-    from .common import Progress, Snapshot
-    from .loading import loader_options
-    from .preparing import prepare, repair
+    from .loader import loader_options
+    from .preparation import Snapshot, prepare, repair
+    from .progress import Progress
 
 __all__ = ["Progress", "Snapshot", "loader_options", "prepare", "repair", "report"]
 
 _HOME = {
-    "Progress": "common",
-    "Snapshot": "common",
-    "loader_options": "loading",
-    "prepare": "preparing",
-    "repair": "preparing",
+    "Progress": "progress",
+    "Snapshot": "preparation",
+    "loader_options": "loader",
+    "prepare": "preparation",
+    "repair": "preparation",
     "report": "commands",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # The download child imports this package for two small modules; it must start fast.
+    # The download child imports this package for a few small modules; it must start fast.
     from importlib import import_module
 
     if name not in _HOME:

@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import config_rejected
-from .common import Entry, Located, Manifest
+from ..errors import config_rejected, from_os_error
+from .manifest import Entry, Manifest
+from .source import Located
 
 VERSION = 1
 VOCAB, POSITIONS, HIDDEN, HEADS, LAYERS = 512, 512, 64, 2, 2
@@ -36,8 +37,6 @@ def locate(name: str, cache: Path) -> Located:
 
 def _write(target: Path, files: dict[str, bytes]) -> None:
     """The directory appears at once and whole, also when two processes make it."""
-    from .faults import from_os_error
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -60,14 +59,12 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
 
 
 def remake(name: str, cache: Path) -> Located:
-    """Replace a damaged copy."""
+    """Replace a damaged copy, and return the new one. Raises Stop."""
     target = cache / "models" / f"{name}-{VERSION}"
     try:
         if target.is_dir():
             shutil.rmtree(target)
     except OSError as error:
-        from .faults import from_os_error
-
         raise from_os_error(error, target, "RELAUNCH_CACHE_DIR") from None
     return locate(name, cache)
 

@@ -17,7 +17,7 @@ Identity = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Hashed:
+class HashedFile:
     """``digest`` is None when the file could not be read or changed while it was read (``error`` says which).
     ``identity``: inode, size, mtime and ctime in ns of exactly the bytes that were hashed."""
 
@@ -32,17 +32,17 @@ class Cancelled(Exception):
 
 
 def identity(status: os.stat_result) -> Identity:
-    """What a recorded verdict compares. The device number is left out: it differs between containers.
-    ctime is in: it alone shows an edit in place whose mtime was put back."""
+    """Return what tells that a file is still the one that was hashed. The device number is left out: it differs
+    between containers. ctime is in: it alone shows an edit in place whose mtime was put back."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def git_sha1_start(size: int) -> bytes:
-    """What git hashes before a file's bytes."""
+    """Return what git hashes before a file's bytes."""
     return b"blob %d\0" % size
 
 
-class Counter:
+class ByteCounter:
     """Bytes hashed so far, over all threads."""
 
     def __init__(self) -> None:
@@ -51,15 +51,16 @@ class Counter:
         self.files = 0
 
     def add(self, count: int, files: int = 0) -> None:
+        """Count ``count`` more bytes and ``files`` more finished files."""
         with self._lock:
             self.bytes += count
             self.files += files
 
 
 def hash_file(
-    root: Path, path: str, algo: str, counter: Counter, stop: threading.Event, *, keep_cache: bool = True
-) -> Hashed:
-    """One file. ``keep_cache`` False gives its pages back as it goes. Raises Cancelled."""
+    root: Path, path: str, algo: str, counter: ByteCounter, stop: threading.Event, *, keep_cache: bool = True
+) -> HashedFile:
+    """Hash one file. ``keep_cache`` False drops its pages from the page cache as it goes. Raises Cancelled."""
     try:
         with (root / path).open("rb", buffering=0) as file:
             number = file.fileno()
@@ -84,11 +85,11 @@ def hash_file(
                 os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
             after = os.fstat(number)
     except OSError as error:
-        return Hashed(path, None, None, f"cannot be read: {error.strerror or error}")
+        return HashedFile(path, None, None, f"cannot be read: {error.strerror or error}")
     counter.add(0, 1)
     if identity(before) != identity(after) or done != before.st_size:
-        return Hashed(path, None, None, "changed while it was read")
-    return Hashed(path, digest.hexdigest(), identity(after))
+        return HashedFile(path, None, None, "changed while it was read")
+    return HashedFile(path, digest.hexdigest(), identity(after))
 
 
 def hash_files(
@@ -99,14 +100,14 @@ def hash_files(
     threads: int = 0,
     keep_cache: bool = True,
     on_progress: Callable[[int, int, float], None] | None = None,
-) -> dict[str, Hashed]:
-    """Hash (path, algo, size) jobs; the answers by path. Big files first, so that the last thread does not
+) -> dict[str, HashedFile]:
+    """Hash (path, algo, size) jobs and return the answers by path. Big files first, so that the last thread does not
     finish long after the rest.
 
     ``on_progress`` gets bytes, files, bytes per second about twenty times a second. Raises Cancelled within a
     buffer's time once ``stop`` is set.
     """
-    counter = Counter()
+    counter = ByteCounter()
     threads = threads or len(os.sched_getaffinity(0))
     order = sorted(jobs, key=lambda job: -job[2])
     with ThreadPoolExecutor(max(1, min(threads, len(order))), "hash") as pool:

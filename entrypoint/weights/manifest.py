@@ -6,11 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import config_rejected, unreadable
-from .common import Entry, Manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -32,14 +32,35 @@ _OTHER_FORMATS = (
 WEIGHTS = (".safetensors", *_OTHER_FORMATS)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One file as a manifest knows it. ``size`` in bytes; ``algo`` is sha256 or git-sha1 (the sha1 of
+    ``blob <size>\\0`` and the bytes, as git names small files). None: the manifest does not say."""
+
+    path: str
+    size: int | None = None
+    algo: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files of one revision by path. ``source`` says where it came from, for people.
+    ``closed``: the set is known to be the whole set."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    source: str = "none"
+    closed: bool = False
+
+
 def parse(document: Any, source: str) -> tuple[str | None, Manifest]:
-    """(revision, manifest) from ``{"revision", "files": {path: {"size", "sha256" | "git_sha1"}}}`` or from the hub
-    client's own ``trees/<commit>.json`` (``lfs_sha256``, ``blob_id``). Raises ValueError."""
+    """Return (revision, manifest) of ``{"revision", "files": {path: {"size", "sha256" | "git_sha1"}}}`` or of the
+    hub client's own ``trees/<commit>.json`` (``lfs_sha256``, ``blob_id``). Raises ValueError."""
     if not isinstance(document, dict) or not isinstance(document.get("files"), dict):
         raise ValueError("it has no files")
     entries: dict[str, Entry] = {}
     for path, row in document["files"].items():
-        if not safe(path) or not isinstance(row, dict):
+        if not is_safe_path(path) or not isinstance(row, dict):
             raise ValueError(f"{path!r} is not a file of a model")
         size, algo, digest = row.get("size"), None, row.get("sha256") or row.get("lfs_sha256")
         if digest is not None:
@@ -58,7 +79,7 @@ def parse(document: Any, source: str) -> tuple[str | None, Manifest]:
 
 
 def document(revision: str | None, model: str, manifest: Manifest) -> dict[str, Any]:
-    """The form that RELAUNCH_MANIFEST reads."""
+    """Return ``manifest`` in the form that RELAUNCH_MANIFEST reads."""
     files: dict[str, Any] = {}
     for entry in manifest.entries.values():
         files[entry.path] = {"size": entry.size}
@@ -67,8 +88,8 @@ def document(revision: str | None, model: str, manifest: Manifest) -> dict[str, 
     return {"schema": 1, "model": model, "revision": revision, "source": manifest.source, "files": files}
 
 
-def safe(path: object) -> bool:
-    """A relative path that stays inside its directory."""
+def is_safe_path(path: object) -> bool:
+    """Return True for a relative path that stays inside its directory."""
     return (
         isinstance(path, str)
         and bool(path)
@@ -78,8 +99,9 @@ def safe(path: object) -> bool:
     )
 
 
-def given(path: Path) -> tuple[str | None, Manifest]:
-    """The operator's file (RELAUNCH_MANIFEST). Raises Stop: 66 unreadable, 78 not a manifest."""
+def read_given(path: Path) -> tuple[str | None, Manifest]:
+    """Read the operator's file (RELAUNCH_MANIFEST) as (revision, manifest). Raises Stop: 66 unreadable, 78 not a
+    manifest."""
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")), f"RELAUNCH_MANIFEST={path}")
     except OSError as error:
@@ -92,7 +114,7 @@ def given(path: Path) -> tuple[str | None, Manifest]:
 
 
 def needed(manifest: Manifest, *, weights: bool = True) -> tuple[Manifest, int]:
-    """The files that serving needs, and how many were left out: other weight formats beside safetensors;
+    """Return the files that serving needs, and how many were left out: other weight formats beside safetensors;
     with ``weights`` False (dummy weights) every weight file."""
     drop: tuple[str, ...] = () if weights else WEIGHTS
     if weights and any(path.endswith(".safetensors") for path in manifest.entries):
@@ -102,7 +124,7 @@ def needed(manifest: Manifest, *, weights: bool = True) -> tuple[Manifest, int]:
 
 
 def from_links(root: Path) -> Manifest:
-    """Digests from the names of a hub cache's blobs: a snapshot's file links to ``blobs/<sha256 or git sha1>``.
+    """Return digests from the names of a hub cache's blobs: a snapshot's file links to ``blobs/<sha256 or git sha1>``.
     Only the first hop counts: the shared store behind it is named by another hash. Proves bytes, not the set."""
     entries = {}
     for path in listing(root):
@@ -116,7 +138,7 @@ def from_links(root: Path) -> Manifest:
 
 
 def from_metadata(root: Path) -> Manifest:
-    """Digests that `hf download --local-dir` left in ``.cache/huggingface/download/<file>.metadata``."""
+    """Return digests that `hf download --local-dir` left in ``.cache/huggingface/download/<file>.metadata``."""
     place = root / ".cache" / "huggingface" / "download"
     entries = {}
     for file in sorted(place.rglob("*.metadata")) if place.is_dir() else ():
@@ -132,15 +154,10 @@ def from_metadata(root: Path) -> Manifest:
 
 
 def listing(root: Path) -> list[str]:
-    """Relative paths of the files of a model directory, without hidden folders; dangling links are in it."""
+    """Return the relative paths of the files of a model directory, without hidden folders; dangling links included."""
     found: list[str] = []
     for base, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         prefix = os.path.relpath(base, root)
         found += [name if prefix == "." else f"{prefix}/{name}" for name in sorted(names) if not name.startswith(".")]
     return found
-
-
-def merge(first: Manifest, second: Mapping[str, Entry]) -> Manifest:
-    """``first``, with what ``second`` knows of files that ``first`` does not name."""
-    return Manifest({**second, **first.entries}, first.source, first.closed)

@@ -1,4 +1,7 @@
-"""What was proven, remembered: digest and identity of every file; the next boot costs a stat per file."""
+"""What the state directory remembers of weights: verified files, pinned commits, listings of the hub.
+
+With digest and identity of every verified file the next boot costs a stat per file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import manifest
+from .cache import COMMIT
 from .hashing import Identity, identity
+from .manifest import Manifest
+from .source import Located
 
 SCHEMA = 1
 MAX_RECORDS = 64
@@ -23,7 +30,7 @@ SLOW_SECONDS = 0.002  # eight stats out of memory take a tenth of this
 
 
 @dataclass(frozen=True)
-class Proven:
+class VerifiedFile:
     """One file that was hashed. ``at``: seconds since the epoch."""
 
     size: int
@@ -34,39 +41,43 @@ class Proven:
 
 
 @dataclass(frozen=True)
-class Record:
-    """A verdict. ``source`` and ``closed``: of the manifest that the files were compared with."""
+class VerificationRecord:
+    """The verified files of one model. ``source`` and ``closed``: of the manifest that they were compared with."""
 
     model: str
     revision: str | None
     path: str
     source: str = ""
     closed: bool = False
-    files: Mapping[str, Proven] = field(default_factory=dict)
+    files: Mapping[str, VerifiedFile] = field(default_factory=dict)
 
 
-def folder(state_dir: Path) -> Path:
-    return state_dir / "weights"
-
-
-def place(state_dir: Path, kind: str, model: str, *key: str) -> Path:
+def _place(state_dir: Path, kind: str, model: str, *key: str) -> Path:
     """A readable file name; the digest keeps two models with similar names apart."""
     digest = hashlib.sha256("\n".join((model, *key)).encode()).hexdigest()[:12]
-    return folder(state_dir) / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.')[-60:]}-{digest}.json"
+    return state_dir / "weights" / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.')[-60:]}-{digest}.json"
 
 
 def file_of(state_dir: Path, model: str, revision: str | None, path: Path) -> Path:
-    return place(state_dir, "verdict", model, revision or "", str(path))
+    """Return the file of the record of one model at one revision in one directory."""
+    return _place(state_dir, "verdict", model, revision or "", str(path))
 
 
-def load(state_dir: Path, model: str, revision: str | None, path: Path) -> Record | None:
-    """The record, or None when there is none that can be read: then everything is checked again."""
+def record_of(located: Located, compared: Manifest, files: Mapping[str, VerifiedFile]) -> VerificationRecord:
+    """Return the record of ``files`` of ``located``, which were compared with ``compared``."""
+    return VerificationRecord(
+        located.model, located.revision, str(located.path), compared.source, compared.closed, files
+    )
+
+
+def load(state_dir: Path, model: str, revision: str | None, path: Path) -> VerificationRecord | None:
+    """Return the record, or None when there is none that can be read: then everything is checked again."""
     document = read_json(file_of(state_dir, model, revision, path))
     if document is None or document.get("model") != model or document.get("path") != str(path):
         return None
     try:
         files = {
-            name: Proven(
+            name: VerifiedFile(
                 int(row[0]),
                 str(row[1]),
                 str(row[2]),
@@ -75,13 +86,13 @@ def load(state_dir: Path, model: str, revision: str | None, path: Path) -> Recor
             )
             for name, row in document["files"].items()
         }
-        return Record(model, revision, str(path), str(document["source"]), bool(document["closed"]), files)
+        return VerificationRecord(model, revision, str(path), str(document["source"]), bool(document["closed"]), files)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None
 
 
-def save(state_dir: Path, record: Record) -> None:
-    """Atomically, and so that it survives a power cut. Raises OSError."""
+def save(state_dir: Path, record: VerificationRecord) -> None:
+    """Write ``record`` atomically, and so that it survives a power cut. Raises OSError."""
     rows = {n: [p.size, p.algo, p.digest, list(p.identity), round(p.at, 3)] for n, p in record.files.items()}
     document = {
         "schema": SCHEMA,
@@ -95,17 +106,17 @@ def save(state_dir: Path, record: Record) -> None:
     write_json(file_of(state_dir, record.model, record.revision, Path(record.path)), document)
 
 
-def fresh(files: Mapping[str, Proven], root: Path, now: float, max_age: float) -> set[str]:
-    """The files that are still the ones that were hashed, and not too long ago: one stat each."""
+def fresh(files: Mapping[str, VerifiedFile], root: Path, now: float, max_age: float) -> set[str]:
+    """Return the paths that are still the files that were hashed, at most ``max_age`` seconds ago: one stat each."""
 
     def is_same(name: str) -> bool:
-        proven = files[name]
+        verified = files[name]
         try:
             status = os.stat(f"{root}/{name}")
         except OSError:
             return False
         # A clock that was set back must not make a verdict last for ever.
-        return identity(status) == tuple(proven.identity) and abs(now - proven.at) <= max_age
+        return identity(status) == verified.identity and abs(now - verified.at) <= max_age
 
     names = list(files)
     begin = time.monotonic()
@@ -115,6 +126,37 @@ def fresh(files: Mapping[str, Proven], root: Path, now: float, max_age: float) -
     # Inodes that come from a disk or a server are asked for together; in memory, threads would only cost.
     with ThreadPoolExecutor(8) as pool:
         return good | {name for name, same in zip(names[8:], pool.map(is_same, names[8:]), strict=True) if same}
+
+
+def pin(state_dir: Path, repo: str, branch: str) -> str | None:
+    """Return the commit that ``branch`` was pinned to, or None."""
+    document = read_json(_place(state_dir, "pin", repo, branch))
+    if document is None or document.get("model") != repo or document.get("branch") != branch:
+        return None
+    commit = str(document.get("commit", ""))
+    return commit if COMMIT.fullmatch(commit) else None
+
+
+def save_pin(state_dir: Path, repo: str, branch: str, commit: str) -> None:
+    """Pin ``branch`` to ``commit``. Raises OSError."""
+    document = {"schema": SCHEMA, "model": repo, "branch": branch, "commit": commit, "at": round(time.time(), 3)}
+    write_json(_place(state_dir, "pin", repo, branch), document)
+
+
+def listing(state_dir: Path, repo: str, commit: str) -> Manifest | None:
+    """Return what the hub said that ``commit`` holds: readable whatever happened to the cache."""
+    document = read_json(_place(state_dir, "manifest", repo, commit))
+    if document is None or document.get("revision") != commit or document.get("model") != repo:
+        return None
+    try:
+        return manifest.parse(document, str(document.get("source", "an earlier listing")))[1]
+    except ValueError:
+        return None
+
+
+def save_listing(state_dir: Path, repo: str, commit: str, files: Manifest) -> None:
+    """Remember what ``commit`` holds. Raises OSError."""
+    write_json(_place(state_dir, "manifest", repo, commit), manifest.document(commit, repo, files))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -9,21 +9,43 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from . import hashing, headers
-from .common import Entry, FileState, Manifest
+from ..checkpoint import safetensors
+from . import cache, hashing
+from .manifest import Entry, Manifest
+
+State = Literal["ok", "unverified", "missing", "damaged"]
+LARGEST_JSON = 64 << 20  # a bigger file is not parsed
 
 INDEX = ".safetensors.index.json"
 LACKS = "lacks"  # an index may be published with too few names; the engine reads whole shards
 
 
+@dataclass(frozen=True)
+class FileState:
+    """One file after a check. ``size``: bytes expected, else present. ``digest_ok``: its bytes match the
+    manifest although its structure is bad, so that fetching it again cannot help.
+    ``identity``: inode, size, mtime and ctime in ns of the bytes that were judged."""
+
+    path: str
+    size: int
+    state: State
+    reason: str | None = None
+    digest_ok: bool = False
+    identity: hashing.Identity | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return this file's row of the ``weights`` document."""
+        return {"path": self.path, "size": self.size, "state": self.state, "reason": self.reason}
+
+
 def check(
     root: Path, manifest: Manifest, extra: Iterable[str] = (), stop: threading.Event | None = None
 ) -> dict[str, FileState]:
-    """State of every file of the manifest, of ``extra`` and of what an index names: ``missing``, ``damaged``
+    """Return the state of every file of the manifest, of ``extra`` and of what an index names: ``missing``, ``damaged``
     or ``unverified`` (nothing wrong that this check can see), by path. Raises Cancelled once ``stop`` is set."""
     states: dict[str, FileState] = {}
     tensors: dict[str, set[str]] = {}
@@ -36,7 +58,7 @@ def check(
     return dict(sorted(states.items()))
 
 
-def _bad(entry: Entry, state: Any, reason: str, size: int = 0, status: os.stat_result | None = None) -> FileState:
+def _bad(entry: Entry, state: State, reason: str, size: int = 0, status: os.stat_result | None = None) -> FileState:
     size = entry.size if entry.size is not None else size
     return FileState(entry.path, size, state, reason, identity=hashing.identity(status) if status else None)
 
@@ -47,17 +69,17 @@ def _one(root: Path, entry: Entry, tensors: dict[str, set[str]]) -> FileState:
     try:
         status = path.stat()
     except OSError as error:
-        return _bad(entry, "missing", why_absent(path, error))
+        return _bad(entry, "missing", _why_absent(path, error))
     size = status.st_size
     if not path.is_file():
         return _bad(entry, "damaged", "is not a file")
     reason = None
     try:
         if entry.path.endswith(".safetensors"):
-            tensors[entry.path] = headers.read(path)
-        elif entry.path.endswith(".json") and size < 64 << 20:
+            tensors[entry.path] = safetensors.check_file(path)
+        elif entry.path.endswith(".json") and size < LARGEST_JSON:
             json.loads(path.read_bytes())
-    except headers.BadFile as error:
+    except safetensors.BadFile as error:
         reason = str(error)
     except (ValueError, RecursionError):
         reason = "is empty" if size == 0 else "is not valid JSON"
@@ -70,14 +92,10 @@ def _one(root: Path, entry: Entry, tensors: dict[str, set[str]]) -> FileState:
     return FileState(entry.path, size, "unverified", identity=hashing.identity(status))
 
 
-def why_absent(path: Path, error: OSError) -> str:
+def _why_absent(path: Path, error: OSError) -> str:
     """A link to nowhere is named with its target: a copy or a mount left the other half behind."""
     if path.is_symlink():
-        target = Path(os.path.normpath(path.parent / path.readlink()))
-        hops = 0
-        while target.is_symlink() and hops < 8:
-            target = Path(os.path.normpath(target.parent / target.readlink()))
-            hops += 1
+        target = cache.link_target(path)
         return f"is a link to {target}, which is not here (outside the mount, or not copied along)"
     if isinstance(error, PermissionError):
         return "is not readable for this user"

@@ -1,4 +1,4 @@
-"""Run the download child: request in, events out, and never a process left behind."""
+"""The hub, asked through the download process (`child.py`): request in, events out, and never a process left behind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,71 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from ..checkpoint.model import Checkpoint, assemble
+from ..checkpoint.safetensors import TensorGroups
+from ..errors import Stop, unreadable
+from . import manifest
+from .hub import Hub, child_environ
+from .hub_errors import stop_for
+from .manifest import Manifest
 
-class Worker:
+# Tries of one request, over about 15 s, before the hub counts as down.
+ATTEMPTS = 5
+LONGEST_LINE = 64 << 20  # of an event: the listing of a very large repository
+TAIL_LINES = 5  # of stderr, kept for the message about a crash
+
+
+async def list_files(hub: Hub, repo: str, revision: str) -> tuple[str, Manifest]:
+    """Ask the hub which commit ``revision`` is and what it holds, and keep the listing in the cache. Raises Stop."""
+    event = await _ask(hub, repo, revision, {"op": "tree", "storage": str(hub.folder(repo))})
+    try:
+        return str(event["commit"]), manifest.parse({"files": event["files"]}, "the hub's listing")[1]
+    except ValueError as error:
+        text = f"its listing is no listing: {error}"
+        raise stop_for({"kind": "not_a_hub", "text": text}, hub, repo, revision) from None
+
+
+async def read_checkpoint(hub: Hub, repo: str, revision: str | None) -> Checkpoint:
+    """Read config.json and the shards' headers of a model on the hub; nothing is stored. Raises Stop: 66 without a
+    usable config.json, 65 for a broken header, else what the hub says."""
+    at = revision or "main"
+    event = await _ask(hub, repo, at, {"op": "headers"})
+    files = event["files"]
+    if files.get("config.json") is None:
+        raise unreadable(f"{repo} has no config.json on the hub", "check RELAUNCH_MODEL and RELAUNCH_REVISION")
+    config, quantization = (_object(repo, name, files.get(name)) for name in ("config.json", "hf_quant_config.json"))
+    groups: TensorGroups | None = None
+    if event["groups"] is not None:
+        groups = TensorGroups()
+        groups.counts = {(name, dtype, tuple(shape)): [n, size] for name, dtype, shape, n, size in event["groups"]}
+    return assemble(config, quantization, groups, model=repo, revision=revision, path=None)
+
+
+def _object(repo: str, name: str, text: str | None) -> dict[str, Any]:
+    try:
+        document = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise unreadable(f"{repo}: {name} on the hub is not a JSON object", "choose another revision")
+    return document
+
+
+async def _ask(hub: Hub, repo: str, revision: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The event that answers a request which has one answer. Raises Stop."""
+    request = {**request, "repo": repo, "revision": revision, "attempts": ATTEMPTS}
+    async with DownloadProcess(request, child_environ(hub, xet=False)) as process:
+        async for event in process.events():
+            if event["event"] == request["op"]:
+                return event
+            if event["event"] == "refused":
+                raise Stop(event["cause"], hub.scrub(event["message"]), "choose another RELAUNCH_REVISION")
+            if event["event"] == "error":
+                raise stop_for(event, hub, repo, revision)
+    raise stop_for({"kind": "other", "text": "no answer"}, hub, repo, revision)
+
+
+class DownloadProcess:
     """One run of the child. Use ``async with``: leaving it, also by cancellation, kills the child and reaps it."""
 
     def __init__(self, request: Mapping[str, Any], environ: Mapping[str, str]) -> None:
@@ -22,7 +85,7 @@ class Worker:
         self._tail: list[str] = []
         self._drain: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Worker:
+    async def __aenter__(self) -> DownloadProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -33,7 +96,7 @@ class Worker:
             stderr=asyncio.subprocess.PIPE,
             env=self._environ,
             start_new_session=True,
-            limit=64 << 20,
+            limit=LONGEST_LINE,
         )
         self._drain = asyncio.create_task(self._read_errors())
         assert self._process.stdin is not None
@@ -58,15 +121,11 @@ class Worker:
         if self._drain is not None:
             self._drain.cancel()
             await asyncio.gather(self._drain, return_exceptions=True)
+        # asyncio closes the pipes' transport only when it is collected, with a ResourceWarning.
         process._transport.close()  # type: ignore[attr-defined]
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Events until the child's end; its death without a word is an ``error`` event of kind ``died``."""
+        """Yield events until the child's end; a death without a last event is an ``error`` event of kind ``died``."""
         assert self._process is not None and self._process.stdout is not None
         last = ""
         while line := await self._process.stdout.readline():
@@ -86,4 +145,4 @@ class Worker:
         assert self._process is not None and self._process.stderr is not None
         while chunk := await self._process.stderr.read(65536):
             lines = chunk.decode(errors="replace").splitlines()
-            self._tail = [line for line in [*self._tail, *lines] if line.strip()][-5:]
+            self._tail = [line for line in [*self._tail, *lines] if line.strip()][-TAIL_LINES:]

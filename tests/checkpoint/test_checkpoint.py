@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint.checkpoint import checkpoint, quantization
+from entrypoint.checkpoint import model as checkpoint
+from entrypoint.checkpoint import quantization
 from entrypoint.errors import Stop
-from entrypoint.weights import remote as checkpoint_hub
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -146,26 +146,6 @@ def test_a_broken_header_stops_with_65_in_one_line(tmp_path: Path, data: bytes) 
     with pytest.raises(Stop) as stop:
         checkpoint.read(write(tmp_path, {"a.safetensors": data}), model="x")
     assert stop.value.exit_code == 65 and "\n" not in stop.value.line() and "a.safetensors" in stop.value.line()
-
-
-def test_headers_from_the_hub_equal_those_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_hub, "FIRST_BYTES", 64)
-    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    write(tmp_path, {one: shard(EXPERTS), two: shard(PLAIN)}, {"a": one, "b": two})
-    asked: list[int] = []
-
-    def fetch(name: str, first: int, last: int | None) -> bytes:
-        data = (tmp_path / name).read_bytes()[first : None if last is None else last + 1]
-        asked.append(len(data))
-        return data
-
-    remote = checkpoint_hub.read_with(fetch, model="x")
-    local = checkpoint.read(tmp_path, model="x")
-    assert set(remote.groups) == set(local.groups) and remote.path is None
-    (tmp_path / two).unlink()
-    with pytest.raises(Stop) as stop:
-        checkpoint_hub.read_with(fetch, model="x")
-    assert stop.value.exit_code == 66
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.config import presets, settings
+from entrypoint.config import presets, schema, settings
 from entrypoint.errors import Stop
 
 PRESETS = {"big": "# A big one\nRELAUNCH_PORT=31000\nRELAUNCH_TP=8\nNCCL_IB_DISABLE=1\n"}
@@ -106,7 +106,7 @@ def test_config_masks_secrets_and_keys_inside_engine_args() -> None:
 
 
 def test_every_setting_says_what_it_is_for() -> None:
-    for record in settings.RECORDS.values():
+    for record in schema.RECORDS.values():
         assert record.help.endswith("."), record.name
         assert record.group
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from entrypoint.doctor import examine, read_serving
+from entrypoint.doctor import examine
 from entrypoint.host import gpu_health, pci, system
 from entrypoint.host.facts import Bridge, Facts, Holder, HubFacts, StopGrace, Weights
 
@@ -147,7 +147,15 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("jit_toolchain", {"engine": None}, "unknown", "not installed", "./relaunch serve"),
     ("jit_toolchain", {"tools": {**BOX.tools, "nvcc": None}}, "fail", "nvcc", "nvidia-cuda-nvcc"),
     ("jit_toolchain", {"tools": {**BOX.tools, "c++": None}}, "fail", "c++", "apt-get install g++"),
-    ("jit_toolchain", {"tools": {**BOX.tools, "c++": None}, "device": "cpu"}, "warn", "c++", "g++"),
+    ("jit_toolchain", {"tools": {**BOX.tools, "c++": None}, "device": "cpu"}, "pass", "not needed", ""),
+    (
+        "jit_toolchain",
+        {"tools": {**BOX.tools, "c++": None, "Python.h": None}},
+        "fail",
+        "c++, Python.h",
+        "apt-get install g++; apt-get install python3-dev",
+    ),
+    ("nofile", {"nofile": 1024, "device": "cpu"}, "pass", "enough for one rank", ""),
     ("clock", {"clock_synchronised": False}, "warn", "drift", "timedatectl"),
     ("clock", {"clock_synchronised": None}, "unknown", "", ""),
     ("clock", {"clock_behind": True}, "fail", "certificates", "timedatectl"),
@@ -260,37 +268,6 @@ def test_bridges_and_iommu_of_a_gpu(tmp_path: Path) -> None:
     assert pci.iommu([], tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "17179869184\n"}, 16 * GIB),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
-        (
-            {
-                "proc/self/cgroup": "0::/a.slice/b\n",
-                "sys/fs/cgroup/a.slice/memory.max": "100\n",
-                "sys/fs/cgroup/a.slice/b/memory.max": "max\n",
-            },
-            100,
-        ),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/docker/abc\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824\n",
-            },
-            GIB,
-        ),
-        (
-            {"proc/self/cgroup": "5:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
-            None,
-        ),
-        ({}, None),
-    ],
-)
-def test_the_cgroup_limit(tmp_path: Path, files: dict[str, str | bytes], limit: int | None) -> None:
-    assert system.cgroup_limit(tree(tmp_path, files)) == limit
-
-
 DOCKER_ID = "0123456789abcdef" * 4
 
 
@@ -340,14 +317,6 @@ def test_the_kernel_s_log(tmp_path: Path) -> None:
 )
 def test_systemd_s_time_spans(text: str, seconds: float | None) -> None:
     assert system.span(text) == seconds
-
-
-def test_the_file_system_below_a_path() -> None:
-    table = read_serving.mounts((DATA / "mountinfo").read_text())
-    assert read_serving.mount_of("/var/cache/relaunch/jit", table) == ("xfs", ("rw", "noexec", "relatime"))
-    assert read_serving.mount_of("/srv/my models/hub", table)[0] == "nfs4"
-    assert read_serving.mount_of("/srv/my models2", table)[0] == "overlay"
-    assert "ro" in read_serving.mount_of("/etc/hosts", table)[1]
 
 
 # -- for real, as far as this machine can produce it ---------------------------------------------------------

@@ -83,6 +83,14 @@ def test_completion_scripts_know_every_verb(shell: str) -> None:
     assert "--json" in text or "-l json" in text
 
 
+def test_it_lies_where_one_is_but_never_in_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert report.default_folder() == tmp_path
+    monkeypatch.chdir(Path(__file__).parent)
+    assert report.default_folder() == tmp_path / "home"
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("words", "expected"),

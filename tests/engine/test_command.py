@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.checkpoint import checkpoint
+from entrypoint.checkpoint import model as checkpoint
 from entrypoint.config import settings
 from entrypoint.engine import command
 from entrypoint.host import inventory
@@ -41,7 +41,7 @@ def test_the_operators_allocator_settings_win_by_either_name(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    environment = built(tmp_path).environment(given, "id")
+    environment = built(tmp_path).environment(given, "id", tmp_path)
     found = environment.get("PYTORCH_ALLOC_CONF")
     assert found is None if ours is None else found is not None and found.startswith(ours)
     assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == given.get("PYTORCH_CUDA_ALLOC_CONF")
@@ -51,7 +51,8 @@ def test_the_child_gets_nothing_of_ours_and_no_key_on_its_command_line(tmp_path:
     made = built(tmp_path, API_KEY="sentinel", NNODES="1")
     assert "sentinel" not in " ".join(made.argv) and "sentinel" not in "".join(made.env.values())
     base = {"RELAUNCH_API_KEY": "sentinel", "PYTHONDONTWRITEBYTECODE": "1", "NOTIFY_SOCKET": "/x", "PATH": "/usr/bin"}
-    environment = made.environment(base, "id")
+    environment = made.environment(base, "id", tmp_path)
+    assert environment["TMPDIR"] == str(tmp_path)
     assert not set(environment) & {"RELAUNCH_API_KEY", "PYTHONDONTWRITEBYTECODE", "NOTIFY_SOCKET"}
     assert environment["RELAUNCH_RUN_ID"] == "id"
     assert environment["HF_HUB_OFFLINE"] == "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -237,8 +238,9 @@ async def test_it_is_known_whether_the_engine_was_dying_before_it_was_killed(spa
     if victim is not None:
         dying = psutil.Process(watched.engine.pid) if victim == "main" else watched.role(victim)
         dying.kill()
-        while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while dying.is_running() and dying.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.005)
     await watched.engine.kill()
     assert watched.engine.failing is (victim is not None)
 

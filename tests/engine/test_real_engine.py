@@ -122,10 +122,13 @@ def test_a_second_supervisor_on_the_same_state_is_refused(serving: Supervisor, t
 
 def test_sigterm_when_ready_drains_and_leaves_nothing(serving: Supervisor) -> None:
     serving.until(lambda: serving.is_ready, 600, "ready")
+    scratch = Path(serving.engine("main").environ()["TMPDIR"])
+    assert any(scratch.iterdir()), "the engine keeps its sockets there"
     serving.terminate()
     assert serving.wait(60) == 0, serving.log[-2000:]
     assert "READY -> DRAINING" in serving.log
     assert serving.leftovers() == []
+    assert not scratch.exists()
 
 
 def test_sigterm_before_the_spawn(make) -> None:  # type: ignore[no-untyped-def]

@@ -126,7 +126,7 @@ async def test_one_whose_main_is_gone_says_so(argv: list[str], tmp_path: Path) -
         async with asyncio.timeout(15):
             while waits.broken is None:
                 await asyncio.sleep(0.02)
-        assert waits.broken == f"its main (pid {waits.pid}) ended"
+        assert waits.broken.endswith("ended"), "main, or a child that went with it"
     finally:
         assert await waits.kill() == []
 

@@ -31,12 +31,15 @@ class Image:
 
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Docker]:
+    if reason := docker_engine.obstacle(tuple(docker_engine.SYSTEM_PACKAGES.values())):
+        pytest.skip(f"a container engine of its own: {reason}")
     kept = os.environ.get("DOORS_DIR")
     work = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="relaunch-doors-", dir="/var/tmp"))
-    running = docker_engine.start(work)
-    yield running
-    if not kept:
-        docker_engine.stop(work)
+    try:
+        yield docker_engine.start(work)
+    finally:
+        if not kept:
+            docker_engine.stop(work)
 
 
 def build(docker: Docker, name: str, *options: str, context: Path = ROOT) -> Image:

@@ -70,6 +70,28 @@ def run(
     return done
 
 
+def may_install() -> bool:
+    """May packages be installed on this machine? A CI system says so of itself; a person's machine is left alone."""
+    return bool(os.environ.get("CI"))
+
+
+def obstacle(tools: Sequence[str]) -> str | None:
+    """Why root directories and containers cannot be made here, for a skip; None where they can, and under CI, where
+    a failure is to be seen. ``tools``: programs that are needed."""
+    if may_install():
+        return None
+    if os.geteuid() != 0:
+        return "needs root"
+    absent = [tool for tool in tools if shutil.which(tool, path=_system_path()) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed here, and nothing is installed unasked (CI=true asks)"
+    try:
+        python312()
+    except EngineError as error:
+        return str(error)
+    return None
+
+
 def start(work: Path) -> Docker:
     """Everything from nothing to an answering engine with the stand-in base image."""
     work.mkdir(parents=True, exist_ok=True)

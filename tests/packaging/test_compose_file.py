@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from docker_engine import ROOT, Docker
 
-from entrypoint.config import settings
+from entrypoint.config import schema
 from entrypoint.units import parse_duration
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
@@ -25,19 +25,19 @@ SECRET = {"API_KEY", "ADMIN_API_KEY", "CONTROL_TOKEN"}
 
 @pytest.fixture(scope="module")
 def config(docker: Docker) -> dict[str, Any]:
-    everything = {record.name: "x" for record in settings.RECORDS.values()}
+    everything = {record.name: "x" for record in schema.RECORDS.values()}
     out = docker("compose", "--profile", "*", "config", "--format", "json", env=everything).stdout
     document: dict[str, Any] = json.loads(out)["services"]
     return document
 
 
 def test_every_setting_reaches_the_container_under_its_own_name(config: dict[str, Any]) -> None:
-    passed = {name for name in config["relaunch"]["environment"] if name.startswith(settings.PREFIX)}
-    known = {record.name for record in settings.RECORDS.values()}
-    expected = {name for name in known if name.removeprefix(settings.PREFIX) not in FIXED | SECRET | GATEWAY}
-    expected |= {f"{settings.PREFIX}{name}_FILE" for name in SECRET}
+    passed = {name for name in config["relaunch"]["environment"] if name.startswith(schema.PREFIX)}
+    known = {record.name for record in schema.RECORDS.values()}
+    expected = {name for name in known if name.removeprefix(schema.PREFIX) not in FIXED | SECRET | GATEWAY}
+    expected |= {f"{schema.PREFIX}{name}_FILE" for name in SECRET}
     assert passed == expected, "add the new setting to `environment` in compose.yaml, or to FIXED or SECRET here"
-    assert {settings.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
+    assert {schema.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
 
 
 def test_nothing_set_means_nothing_passed(docker: Docker) -> None:
@@ -47,7 +47,7 @@ def test_nothing_set_means_nothing_passed(docker: Docker) -> None:
 
 
 def test_stop_waits_longer_than_the_drain(config: dict[str, Any]) -> None:
-    drain = parse_duration(settings.RECORDS["drain_timeout"].default)
+    drain = parse_duration(schema.RECORDS["drain_timeout"].default)
     for service in config.values():
         assert parse_duration(service["stop_grace_period"]) >= drain + 20
 
@@ -57,7 +57,7 @@ def test_probe_asks_readyz_and_waits_for_the_start(config: dict[str, Any]) -> No
     assert '"/readyz"' in script
     for service in config.values():
         assert service["healthcheck"]["test"] == ["CMD", "/opt/relaunch/bin/healthy"]
-        start = parse_duration(settings.RECORDS["startup_timeout"].default)
+        start = parse_duration(schema.RECORDS["startup_timeout"].default)
         assert parse_duration(service["healthcheck"]["start_period"]) > start
 
 

@@ -17,7 +17,7 @@ from jsonschema import ValidationError
 from manifests import KUBERNETES, OVERLAYS, ROOT, Document, claims, compose_service, of_kind, overlay, templates
 
 from entrypoint import cli, plan
-from entrypoint.config import presets, settings
+from entrypoint.config import presets, schema, settings
 from entrypoint.engine import command
 from entrypoint.errors import Stop
 from entrypoint.gateway import replicas
@@ -35,7 +35,7 @@ LEADER = "relaunch-group-0.relaunch-group.models"
 
 
 def default(field: str) -> float:
-    value = settings.RECORDS[field].default
+    value = schema.RECORDS[field].default
     return parse_duration(value) if isinstance(value, str) else float(value)
 
 
@@ -294,7 +294,7 @@ def test_the_gateway_is_composes_and_has_the_replicas_model_and_keys(secret_file
     shell |= {"API_KEY_FILE": "x", "CONTROL_TOKEN_FILE": "x"}
     compose = load(manifests.compose_environment("gateway", shell), secret_files).settings
     code = "".join(file.read_text() for file in (ROOT / "entrypoint/gateway").glob("*.py"))
-    reads = set(re.findall(r"\bsettings\.(\w+)", code)) & set(settings.RECORDS)
+    reads = set(re.findall(r"\bsettings\.(\w+)", code)) & set(schema.RECORDS)
     assert {"replicas", "port", "control_port", "api_key", "control_token", "drain_timeout"} <= reads
     assert {field: getattr(own, field) for field in reads} == {field: getattr(compose, field) for field in reads}
     served = load(environment(servers("replicas")[0], "replicas", 0), secret_files).settings
@@ -326,8 +326,8 @@ def test_the_group_is_what_the_settings_call_a_group(secret_files: Path) -> None
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_name_is_a_setting_and_no_secret_is_written_down(name: str) -> None:
-    known = {record.name for record in settings.RECORDS.values() if not record.secret}
-    files = {f"{record.name}_FILE" for record in settings.RECORDS.values() if record.secret}
+    known = {record.name for record in schema.RECORDS.values() if not record.secret}
+    files = {f"{record.name}_FILE" for record in schema.RECORDS.values() if record.secret}
     passed_on = {"HF_TOKEN_PATH", "NCCL_IB_DISABLE"}
     assert not of_kind(overlay(name), "Secret")
     written = {key: value for found in of_kind(overlay(name), "ConfigMap") for key, value in found["data"].items()}

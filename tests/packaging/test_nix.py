@@ -23,6 +23,7 @@ from typing import Any
 
 import nix_door
 import pytest
+from docker_engine import may_install, obstacle
 from nix_door import ROOT, Nix
 
 from entrypoint import __version__
@@ -35,6 +36,8 @@ ENGINE_BYTES = 35 << 30
 
 @pytest.fixture(scope="module")
 def nix() -> Iterator[Nix]:
+    if reason := obstacle(("mmdebstrap",)):
+        pytest.skip(f"a Nix of its own: {reason}")
     kept = os.environ.get("NIX_DOOR_DIR")
     work = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="relaunch-nix-", dir="/var/tmp"))
     try:
@@ -176,6 +179,8 @@ def test_the_command_line_is_that_of_the_clone(nix: Nix, door: str, request: pyt
 
 def test_systemd_accepts_the_unit(nix: Nix, checked: str) -> None:
     tool = shutil.which("systemd-analyze")
+    if tool is None and not may_install():
+        pytest.skip("systemd-analyze is not installed here, and nothing is installed unasked (CI=true asks)")
     if tool is None:
         subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "systemd"], check=True)
         tool = "systemd-analyze"

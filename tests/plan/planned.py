@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from entrypoint import plan
-from entrypoint.checkpoint import checkpoint
+from entrypoint.checkpoint import model as checkpoint
 from entrypoint.config import settings
 from entrypoint.host import inventory
 

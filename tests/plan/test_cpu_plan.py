@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from entrypoint import plan
-from entrypoint.checkpoint import checkpoint
-from entrypoint.config import presets, settings
+from entrypoint.checkpoint import model as checkpoint
+from entrypoint.config import engine_flags, presets, settings
 from entrypoint.errors import Stop
 from entrypoint.host import inventory
-from entrypoint.plan import flags
+from entrypoint.supervisor import preflight
 
 BERT = {
     "architectures": ["BertModel"],
@@ -92,7 +92,7 @@ def test_a_context_beyond_the_models_is_refused_with_one_that_fits(tmp_path: Pat
 
 
 def test_secrets_of_engine_args_are_refused_without_being_shown_or_hidden(tmp_path: Path) -> None:
-    names = {flag.option for flag in flags.table().values() if re.search("api_key|password|secret", flag.dest)}
+    names = {flag.option for flag in engine_flags.table().values() if re.search("api_key|password|secret", flag.dest)}
     assert names
     for name in sorted(names):
         try:
@@ -101,6 +101,60 @@ def test_secrets_of_engine_args_are_refused_without_being_shown_or_hidden(tmp_pa
             assert "hush" not in stop.line()
         else:
             assert "hush" not in str(planned.decisions)
+
+
+def on_the_host(tmp_path: Path, memory: int, config: dict[str, object], **environ: str) -> plan.Plan:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = settings.load({f"RELAUNCH_{k}": v for k, v in {"MODEL": "x", **environ}.items()}, presets.read_all())
+    box = inventory.Inventory(host_memory_bytes=memory)
+    return plan.make(loaded, box, checkpoint.read(tmp_path, model="x"))
+
+
+GLM = json.loads((Path(__file__).parent / "configs/glm-5-nvfp4.json").read_text())
+
+
+@pytest.mark.parametrize("environ", [{"PRESET": "glm-5-nvfp4"}, {"DEVICE": "cuda"}, {}, {"DEVICE": "cpu"}])
+def test_a_model_for_eight_gpus_is_refused_on_a_laptop_with_the_inventory_file_as_way_out(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    planned = on_the_host(tmp_path, 24 << 30, GLM, **environ)
+    assert not planned.feasible and "RELAUNCH_GPU_INVENTORY=box.json" in planned.reasons[0]
+    assert not any("would fit" in reason for reason in planned.reasons)
+
+
+@pytest.mark.parametrize("environ", [{"PRESET": "glm-5-nvfp4", "MODEL": ""}, {"DEVICE": "cuda"}, {}])
+def test_plan_and_serve_ask_for_gpus_alike(tmp_path: Path, environ: dict[str, str]) -> None:
+    """A small model, so that memory has no say."""
+    planned = on_the_host(tmp_path, 24 << 30, GPT2, **environ)
+    loaded = settings.load({f"RELAUNCH_{k}": v for k, v in {"MODEL": "x", **environ}.items()}, presets.read_all())
+    if planned.feasible:
+        preflight.check(loaded, inventory.Inventory())
+        return
+    with pytest.raises(Stop) as caught:
+        preflight.check(loaded, inventory.Inventory())
+    assert caught.value.exit_code == 69 and "RELAUNCH_GPU_INVENTORY=box.json" in caught.value.next_step
+
+
+def test_weights_and_pool_are_held_against_host_memory(tmp_path: Path) -> None:
+    """GPT-2's table: 512 bytes a token (two layers, K and V, 64 values of two bytes)."""
+    free = on_the_host(tmp_path, 0, GPT2)
+    weights = checkpoint.read(tmp_path, model="x").bytes
+    assert free.feasible and free.kv_bytes_per_token == 512 and weights > 0
+    asked = {"ENGINE_ARGS": "--max-total-tokens 1000"}
+    assert on_the_host(tmp_path, weights + 1000 * 512, GPT2, **asked).feasible
+    refused = on_the_host(tmp_path, weights + 1000 * 512 - 1, GPT2, **asked)
+    assert not refused.feasible and "more than the" in refused.reasons[0] and "would fit" in refused.reasons[0]
+
+
+def test_the_reason_for_the_pool_says_which_limit_was_taken(tmp_path: Path) -> None:
+    reasons = {}
+    for tokens in (100, 512, 1 << 20):  # an eighth of host memory, in tokens
+        planned = on_the_host(tmp_path, tokens * 512 * 8, GPT2)
+        reasons[planned.max_total_tokens] = next(d.reason for d in planned.decisions if d.setting == "max_total_tokens")
+    assert list(reasons) == [256, 512, 2048]
+    assert reasons[256].startswith("one request of 256 tokens, which is more than an eighth")
+    assert "limited to an eighth of host memory (512)" in reasons[512]
+    assert reasons[2048].startswith("8 requests of 256 tokens; without")
 
 
 @pytest.mark.parametrize("preset", ["rehearsal", "rehearsal-generate"])

@@ -109,7 +109,7 @@ def test_kernels_of_sm120_are_said_outright() -> None:
 
 
 def test_shared_experts_that_are_quantised_too_stay_fused() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
 
     config = dict(read("glm-5-nvfp4").config)
     quantised = {
@@ -139,7 +139,7 @@ def test_presets_load_say_what_they_are_and_comment_every_line(preset: str) -> N
 
 
 def test_an_unknown_architecture_is_planned_cautiously_and_said_so() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["NeverHeardOfForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)
@@ -180,7 +180,7 @@ def test_flags_that_the_account_cannot_follow_are_named() -> None:
 
 
 def test_an_encoder_on_a_gpu_and_cuda_without_gpus() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
     from entrypoint.host import inventory
 
     bert = {
@@ -205,8 +205,8 @@ def test_one_setting_has_one_flag_whoever_gives_it() -> None:
     )
     planned = make("glm-5-nvfp4", rtx(), ENGINE_ARGS=arguments)
     options = [word for word in planned.flags if word.startswith("--")]
-    from entrypoint.plan import flags
+    from entrypoint.config import engine_flags
 
-    dests = [flags.table()[option].dest for option in options]
+    dests = [engine_flags.table()[option].dest for option in options]
     assert len(dests) == len(set(dests))
     assert planned.mem_fraction_static == 0.88 and planned.kv_bytes_per_token == 100_152

@@ -113,7 +113,7 @@ def test_auto_lays_a_stage_on_each_box_where_the_engine_can(
 
 
 def test_a_model_that_cannot_be_cut_is_split_by_width_over_all_boxes() -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
 
     config = {**read("qwen3-30b-a3b").config, "architectures": ["OlmoeForCausalLM"]}
     found = checkpoint.assemble(config, {}, None, model="x", revision=None, path=None)

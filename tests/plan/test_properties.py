@@ -108,7 +108,7 @@ def test_what_a_person_set_survives(model: str, constraints: dict[str, Any]) -> 
     st.sampled_from(["GlmMoeDsaForCausalLM", "NeverHeardOfForCausalLM", "", "GptOssForCausalLM", "GPT2LMHeadModel"]),
 )
 def test_no_config_crashes_the_planner(broken: dict[str, Any], architecture: str) -> None:
-    from entrypoint.checkpoint import checkpoint
+    from entrypoint.checkpoint import model as checkpoint
 
     config = {**read("glm-5-nvfp4").config, **broken, "architectures": [architecture]}
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.checkpoint import checkpoint as checkpoints
+from entrypoint.checkpoint import model as checkpoints
 from entrypoint.config.settings import load
 from entrypoint.errors import Stop
 from entrypoint.host.inventory import Gpu, Inventory

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from entrypoint.config import settings
+from entrypoint.config import schema, settings
 from entrypoint.supervisor import give_up_notifier
 
 Requests = list[dict[str, Any]]
 
 
-def loaded(**environ: str) -> settings.Settings:
+def loaded(**environ: str) -> schema.Settings:
     return settings.load({"RELAUNCH_MODEL": "org/name", **environ}, {}).settings
 
 

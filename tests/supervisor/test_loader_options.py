@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from entrypoint import plan
-from entrypoint.checkpoint import checkpoint
+from entrypoint.checkpoint import model as checkpoint
 from entrypoint.config import presets, settings
 from entrypoint.host import inventory
 from entrypoint.plan.make import make

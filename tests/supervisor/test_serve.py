@@ -74,6 +74,20 @@ def test_an_engine_that_floods_its_log_while_it_is_killed_does_no_harm(make: Mak
     assert supervisor.leftovers() == []
 
 
+def test_temporary_files_of_an_engine_go_with_it(make: Make) -> None:
+    supervisor = make()
+    supervisor.until_ready()
+    scratch = Path(supervisor.engine("main").environ()["TMPDIR"])
+    (scratch / "left").touch()
+    before = boots(supervisor)
+    supervisor.engine("main").send_signal(signal.SIGKILL)
+    supervisor.until(lambda: boots(supervisor) > before and supervisor.is_ready, 90, "ready again")
+    assert Path(supervisor.engine("main").environ()["TMPDIR"]) == scratch and not (scratch / "left").exists()
+    supervisor.terminate()
+    assert supervisor.wait(40) == 0
+    assert not scratch.exists()
+
+
 def test_probes_say_no_from_the_moment_a_part_is_gone(make: Make) -> None:
     supervisor = make({"dying_seconds": 5})
     supervisor.until_ready()

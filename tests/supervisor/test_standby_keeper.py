@@ -59,7 +59,8 @@ class Rig:
     @property
     def planned(self) -> Any:
         run = SimpleNamespace(
-            executed=lambda: self.argv, environment=lambda environ, run_id: {**environ, "RELAUNCH_RUN_ID": run_id}
+            executed=lambda: self.argv,
+            environment=lambda environ, mark, _: {**environ, "RELAUNCH_RUN_ID": mark},
         )
         return SimpleNamespace(
             loaded=SimpleNamespace(settings=self.settings),
@@ -159,7 +160,7 @@ async def test_it_is_not_prepared(tmp_path: Path, given: dict[str, Any]) -> None
 
 
 async def test_it_is_not_prepared_where_host_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_keeper, "available_memory", lambda: 3 << 30)
+    monkeypatch.setattr(standby_keeper, "available_bytes", lambda: 3 << 30)
     rig = Rig(tmp_path)
     assert await rig.prepared() is None
     assert "host memory" in rig.lines[-1]

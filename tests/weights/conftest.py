@@ -10,13 +10,13 @@ from fakehub import FakeHub
 from fakexet import FakeXetHub
 from weights_kit import REPO, Bench, checkpoint
 
-from entrypoint.weights import download
+from entrypoint.weights import worker
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that is down is given up after one second instead of fifteen."""
-    monkeypatch.setattr(download, "ATTEMPTS", 2)
+    monkeypatch.setattr(worker, "ATTEMPTS", 2)
 
 
 @pytest.fixture

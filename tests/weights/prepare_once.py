@@ -12,7 +12,7 @@ import sys
 
 from entrypoint import errors
 from entrypoint.config import settings
-from entrypoint.weights import download, preparing
+from entrypoint.weights import preparation
 
 
 def main() -> None:
@@ -21,9 +21,8 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(request["uid"], request["uid"], request["uid"])
         os.setresuid(request["uid"], request["uid"], request["uid"])
-    assert download
     try:
-        snapshot = asyncio.run(preparing.prepare(settings.load(request["settings"], {}), environ=request["environ"]))
+        snapshot = asyncio.run(preparation.prepare(settings.load(request["settings"], {}), environ=request["environ"]))
         print(json.dumps({"level": snapshot.level, "path": str(snapshot.path), "notes": snapshot.notes}))
     except errors.Stop as stop:
         print(json.dumps({"cause": stop.cause, "code": stop.exit_code, "line": stop.line()}))

@@ -12,9 +12,9 @@ import pytest
 from weights_kit import checkpoint, shard
 
 from entrypoint.weights import hashing
-from entrypoint.weights.common import Entry, Located, Manifest
-from entrypoint.weights.manifest import listing
-from entrypoint.weights.verify import Rules, prove
+from entrypoint.weights.manifest import Entry, Manifest, listing
+from entrypoint.weights.source import Located
+from entrypoint.weights.verify import Policy, refusal, verify
 
 ONE, TWO = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -101,7 +101,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[bool, bool, bool]]] = {
 def manifest_of(root: Path, *, digests: bool) -> Manifest:
     entries = {}
     for name in listing(root):
-        done = hashing.hash_file(root, name, "sha256", hashing.Counter(), threading.Event())
+        done = hashing.hash_file(root, name, "sha256", hashing.ByteCounter(), threading.Event())
         size = (root / name).stat().st_size
         entries[name] = Entry(name, size, "sha256" if digests else None, done.digest if digests else None)
     return Manifest(entries, "test", closed=True)
@@ -120,7 +120,7 @@ def what_is_seen(kind: str, root: Path) -> tuple[bool, ...]:
     seen = [not all_named_files_exist(root)]
     for manifest, level in ((Manifest(), "quick"), (sizes, "quick"), (whole, "full")):
         located = Located("directory", "m", None, root, manifest)
-        verdict = prove(located, Rules(level, None, 3600.0), threading.Event())  # type: ignore[arg-type]
+        verdict = verify(located, Policy(level, None, 3600.0), threading.Event())  # type: ignore[arg-type]
         seen.append(not verdict.ok)
         assert all(state.reason for state in verdict.bad)
     return tuple(seen)
@@ -144,18 +144,16 @@ def test_nothing_is_seen_in_a_good_checkpoint(tmp_path: Path) -> None:
     root = checkpoint(tmp_path / "model", rows=128)
     for manifest, level in ((Manifest(), "quick"), (manifest_of(root, digests=True), "full")):
         located = Located("directory", "m", None, root, manifest)
-        assert prove(located, Rules(level, None, 3600.0), threading.Event()).ok  # type: ignore[arg-type]
+        assert verify(located, Policy(level, None, 3600.0), threading.Event()).ok  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_published_bad_is_said_to_be(tmp_path: Path) -> None:
     root = checkpoint(tmp_path / "model", rows=128)
     (root / TWO).write_bytes((root / TWO).read_bytes()[:-7])
     located = Located("hub", "m", "c" * 40, root, manifest_of(root, digests=True))
-    verdict = prove(located, Rules("recorded", None, 3600.0), threading.Event())
+    verdict = verify(located, Policy("recorded", None, 3600.0), threading.Event())
     assert [state.path for state in verdict.bad] == [TWO] and verdict.bad[0].digest_ok
-    from entrypoint.weights.verdicts import refuse
-
-    stop = refuse(located, verdict)
+    stop = refusal(located, verdict)
     assert stop.exit_code == 65 and "the published file is bad" in stop.line() and "REVISION" in stop.line()
 
 
@@ -163,4 +161,4 @@ def test_an_index_that_was_published_with_too_few_names_does_not_stop_a_launch(t
     root = checkpoint(tmp_path / "model", rows=128)
     (root / INDEX).write_bytes(drop_tensor((root / INDEX).read_bytes()))
     located = Located("hub", "m", "c" * 40, root, manifest_of(root, digests=True))
-    assert prove(located, Rules("full", None, 3600.0), threading.Event()).ok
+    assert verify(located, Policy("full", None, 3600.0), threading.Event()).ok

@@ -14,16 +14,17 @@ import pytest
 from fakehub import FakeHub
 from weights_kit import REPO, Bench, checkpoint
 
+from entrypoint import errors
+from entrypoint.config import engine_flags
 from entrypoint.errors import Stop
-from entrypoint.host import memory
-from entrypoint.plan import flags
+from entrypoint.host import mounts
 from entrypoint.units import GIB
-from entrypoint.weights import childfaults, download, environment, faults, layout, loader_options, locks
-from entrypoint.weights.common import Entry
+from entrypoint.weights import cache, download, hub, hub_errors, loader_options
+from entrypoint.weights.manifest import Entry
 
 
-def read(tmp_path: Path, **environ: str) -> environment.Hub:
-    return environment.read(Bench(tmp_path).loaded(), {"HOME": str(tmp_path), **environ})
+def read(tmp_path: Path, **environ: str) -> hub.Hub:
+    return hub.read(Bench(tmp_path).loaded(), {"HOME": str(tmp_path), **environ})
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ def read(tmp_path: Path, **environ: str) -> environment.Hub:
     ],
 )
 def test_where_the_cache_is(environ: dict[str, str], cache: str, setting: str, tmp_path: Path) -> None:
-    hub = read(tmp_path, **environ)
-    assert (str(hub.cache), hub.setting) == (cache, setting)
+    found = read(tmp_path, **environ)
+    assert (str(found.cache), found.setting) == (cache, setting)
 
 
 @pytest.mark.parametrize("word", ["1", "on", "YES", "true"])
@@ -77,47 +78,24 @@ def test_tokens_are_cleaned_and_found_where_the_client_looks(tmp_path: Path) -> 
 
 
 def test_what_the_child_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = read(tmp_path, HF_TOKEN="hf_abcdefgh\n", HF_HUB_OFFLINE="0", HTTPS_PROXY="http://p")
-    env = environment.child_environ(hub, xet=True)
+    found = read(tmp_path, HF_TOKEN="hf_abcdefgh\n", HF_HUB_OFFLINE="0", HTTPS_PROXY="http://p")
+    env = hub.child_environ(found, xet=True)
     assert env["HF_TOKEN"] == "hf_abcdefgh" and env["HTTPS_PROXY"] == "http://p"
     assert (env["HF_HUB_ETAG_TIMEOUT"], env["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("15", "30")
     assert env["HF_HUB_DISABLE_SHARED_BLOBS"] == "1" and "HF_HUB_OFFLINE" not in env
-    assert "HF_HUB_DISABLE_XET" not in env and environment.child_environ(hub, xet=False)["HF_HUB_DISABLE_XET"] == "1"
-    assert hub.scrub("Bearer hf_abcdefgh and hf_otherothertoken") == "Bearer *** and ***"
+    assert "HF_HUB_DISABLE_XET" not in env and hub.child_environ(found, xet=False)["HF_HUB_DISABLE_XET"] == "1"
+    assert found.scrub("Bearer hf_abcdefgh and hf_otherothertoken") == "Bearer *** and ***"
     assert "HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE" not in env
-    monkeypatch.setattr(environment, "network_file_system", lambda path: True)
-    assert environment.child_environ(hub, xet=True)["HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE"] == "0"
-    assert environment.child_environ(read(tmp_path), xet=True)["HF_HUB_DISABLE_IMPLICIT_TOKEN"] == "1"
-
-
-MOUNTS = """\
-22 1 0:20 / / rw - overlay overlay rw,lowerdir=/l
-30 22 0:30 / /data rw shared:1 - ext4 /dev/sda1 rw
-31 30 0:31 / /data/my\\040models rw - nfs4 server:/models rw,vers=4.2
-32 22 0:32 / /database rw - xfs /dev/sdb1 rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/x", "overlay"), ("/data/x", "ext4"), ("/data/my models/x", "nfs4"), ("/database", "xfs"), ("/data", "ext4")],
-)
-def test_which_file_system(path: str, kind: str) -> None:
-    assert environment.file_system(Path(path), MOUNTS) == kind
-
-
-def test_cgroup_limits(tmp_path: Path) -> None:
-    for text, limit in (("max\n", None), ("1073741824\n", GIB), ("9223372036854771712\n", None)):
-        (tmp_path / "limit").write_text(text)
-        assert memory.cgroup_limit((str(tmp_path / "none"), str(tmp_path / "limit"))) == limit
-    assert memory.available_memory() > 0
+    monkeypatch.setattr(mounts, "on_network", lambda path: True)
+    assert hub.child_environ(found, xet=True)["HF_XET_RECONSTRUCTION_USE_VECTORED_WRITE"] == "0"
+    assert hub.child_environ(read(tmp_path), xet=True)["HF_HUB_DISABLE_IMPLICIT_TOKEN"] == "1"
 
 
 def orphan(bench: Bench, etag: str) -> Path:
     path = bench.storage / "blobs" / f"{etag}.0123abcd.incomplete"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x" * 5000)
-    lock = locks.lock_path(bench.cache, bench.storage, etag)
+    lock = cache.lock_path(bench.cache, bench.storage, etag)
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
     return path
@@ -126,15 +104,15 @@ def orphan(bench: Bench, etag: str) -> Path:
 def test_orphans_go_and_files_at_work_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
     dead, alive = orphan(bench, "a" * 64), orphan(bench, "b" * 64)
-    with locks.lock_path(bench.cache, bench.storage, "b" * 64).open() as file:
+    with cache.lock_path(bench.cache, bench.storage, "b" * 64).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert locks.remove_orphans(bench.cache, bench.storage, time.time())[0] == 1
+        assert cache.remove_orphans(bench.cache, bench.storage, time.time())[0] == 1
         assert not dead.exists() and alive.exists()
-        mine = locks.holder(bench.cache, bench.storage, set())
+        mine = cache.lock_holder(bench.cache, bench.storage)
         assert mine is not None and mine[1] == os.getpid() and mine[0].name == "b" * 64 + ".lock"
-    monkeypatch.setattr(locks, "network_file_system", lambda path: True)
-    assert locks.remove_orphans(bench.cache, bench.storage, time.time())[0] == 0, "locks of another host are invisible"
-    assert locks.remove_orphans(bench.cache, bench.storage, time.time() + 7 * 3600)[0] == 1
+    monkeypatch.setattr(mounts, "on_network", lambda path: True)
+    assert cache.remove_orphans(bench.cache, bench.storage, time.time())[0] == 0, "locks of another host are invisible"
+    assert cache.remove_orphans(bench.cache, bench.storage, time.time() + 7 * 3600)[0] == 1
 
 
 def test_a_file_system_without_locks_means_one_worker_and_a_warning(
@@ -146,8 +124,8 @@ def test_a_file_system_without_locks_means_one_worker_and_a_warning(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert not locks.supported(bench.cache)
-    job = download.Job(environment.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
+    assert not cache.locks_supported(bench.cache)
+    job = download.DownloadJob(hub.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
     download.prepare_cache(job, [])
     assert any("no file locks" in note for note in job.notes)
 
@@ -157,7 +135,7 @@ async def test_a_lock_that_another_process_keeps_is_named(tmp_path: Path) -> Non
     with FakeHub(root.parents[1]) as hub:
         bench = Bench(tmp_path, hub.url)
         etag = hub.repos[REPO].files["tokenizer.json"]["lfs"]["oid"]
-        lock = locks.lock_path(bench.cache, bench.storage, etag)
+        lock = cache.lock_path(bench.cache, bench.storage, etag)
         lock.parent.mkdir(parents=True)
         script = "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print(flush=True); time.sleep(60)"
         with subprocess.Popen([sys.executable, "-c", script, str(lock)], stdout=subprocess.PIPE) as other:
@@ -172,17 +150,17 @@ async def test_a_lock_that_another_process_keeps_is_named(tmp_path: Path) -> Non
 
 def test_a_big_download_into_a_container_layer_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
-    monkeypatch.setattr(download, "file_system", lambda path: "overlay")
-    monkeypatch.setattr(layout, "free_bytes", lambda path: 10**12)
-    job = download.Job(environment.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
+    monkeypatch.setattr(mounts, "file_system", lambda path: "overlay")
+    monkeypatch.setattr(cache, "free_bytes", lambda path: 10**12)
+    job = download.DownloadJob(hub.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
     download.prepare_cache(job, [Entry("a", 400 * 10**9)])
     assert any("the container's own layer" in note for note in job.notes)
 
 
 def test_the_sum_is_what_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
-    monkeypatch.setattr(layout, "free_bytes", lambda path: 25 * 10**9)
-    job = download.Job(environment.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
+    monkeypatch.setattr(cache, "free_bytes", lambda path: 25 * 10**9)
+    job = download.DownloadJob(hub.read(bench.loaded(), bench.environ), REPO, "c" * 40, bench.loaded().settings)
     download.prepare_cache(job, [Entry(str(n), 5 * 10**9) for n in range(5)])
     with pytest.raises(Stop) as caught:
         download.prepare_cache(job, [Entry(str(n), 5 * 10**9) for n in range(6)])
@@ -206,7 +184,7 @@ def test_the_sum_is_what_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_faults_of_the_child(error: Exception, kind: str) -> None:
-    assert childfaults.describe(error).kind == kind
+    assert hub_errors.describe(error).kind == kind
 
 
 def test_a_cause_hidden_inside_another_error_is_found() -> None:
@@ -216,7 +194,7 @@ def test_a_cause_hidden_inside_another_error_is_found() -> None:
         except OSError as inner:
             raise RuntimeError("outer") from inner
     except RuntimeError as outer:
-        assert childfaults.describe(outer).kind == "disk_full"
+        assert hub_errors.describe(outer).kind == "disk_full"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +207,7 @@ def test_a_cause_hidden_inside_another_error_is_found() -> None:
     ],
 )
 def test_faults_of_the_disk(number: int, cause: str, words: str, tmp_path: Path) -> None:
-    stop = faults.from_os_error(OSError(number, os.strerror(number)), tmp_path / "a" / "b", "HF_HOME")
+    stop = errors.from_os_error(OSError(number, os.strerror(number)), tmp_path / "a" / "b", "HF_HOME")
     assert (stop.cause, stop.exit_code) == (cause, 73)
     assert words in stop.line() and "HF_HOME" in stop.line()
 
@@ -270,9 +248,7 @@ BIG = {
 )
 def test_loader_options(changes: dict[str, object], expected: str) -> None:
     options = loader_options(**{**BIG, **changes})  # type: ignore[arg-type]
-    assert " ".join(options.flags) == expected
-    assert len(options.choices) == sum(flag.startswith("--") for flag in options.flags)
-    for choice in options.choices:
-        assert choice.reason and choice.setting in flags.table()
-    for flag in options.flags:
-        assert not flag.startswith("--") or flag in flags.table()
+    words = [word for option in options for word in (option.flag, option.value) if word is not True]
+    assert " ".join(map(str, words)) == expected
+    for option in options:
+        assert option.reason and option.flag in engine_flags.table()

@@ -34,14 +34,15 @@ async def test_clean_fetch_then_a_boot_without_any_request(bench: Bench, hub: Fa
 
 
 async def test_a_branch_stays_pinned_until_fetch_moves_it(bench: Bench, hub: FakeHub, source: Path) -> None:
-    from entrypoint.weights import preparing, resolve
-    from entrypoint.weights.environment import read
+    from entrypoint.weights import resolve
+    from entrypoint.weights.hub import read
+    from entrypoint.weights.preparation import HubSession
 
     first = await bench.prepare()
     (source / "config.json").write_text('{"architectures": ["TinyForCausalLM"], "new": 1}')
     hub.reload()
     assert (await bench.prepare()).revision == first.revision
-    session = preparing.Session(bench.loaded(), read(bench.loaded(), bench.environ), None)
+    session = HubSession(bench.loaded(), read(bench.loaded(), bench.environ), None)
     resolved = await resolve.resolve(session.loaded, session.hub, refresh=True)
     moved = await session.settle(resolved)
     assert moved.revision == hub.repos[REPO].sha != first.revision

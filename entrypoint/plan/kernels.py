@@ -1,0 +1,306 @@
+"""Which kernels exist on which GPU: a table of rules, each with its reason and where that is known from.
+
+KernelContext are of sglang 0.5.23's resolution (arg_groups/overrides.py, layers/moe, kernels/ops) and of public reports
+on the GPU named. A value that a person set is never replaced; a combination without a kernel makes the plan
+infeasible and names the one that has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..checkpoint.geometry import Geometry
+from ..checkpoint.model import Checkpoint
+from ..checkpoint.quantization import kv_dtype, method
+from .constraints import Constraints
+from .decision_log import DecisionLog
+from .plan import Infeasibility
+from .sharding import Parallel
+
+FP8 = "fp8_e4m3"
+BF16 = ("bf16", "bfloat16")
+_FLOATS = {"BF16", "F16", "F32"}
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """What rules look at. ``values`` are the fixed ones so far; ``shared_bf16``: shared experts left in floats
+    beside quantised routed ones."""
+
+    sm: int
+    g: Geometry
+    method: str
+    calibrated_kv: str | None
+    parallel: Parallel
+    nvlink: bool
+    shared_bf16: bool
+    values: dict[str, Any]
+
+    @property
+    def sm120(self) -> bool:
+        """Whether the GPU is a workstation or consumer Blackwell, which lacks what SM 100 has."""
+        return 120 <= self.sm < 130
+
+
+class KernelRule(NamedTuple):
+    """When ``applies``, ``name`` (a planner's name or an engine flag) becomes ``value`` unless it was fixed."""
+
+    name: str
+    value: Any
+    applies: Callable[[KernelContext], bool]
+    reason: str
+
+
+def _dsa(f: KernelContext) -> bool:
+    return f.g.dsa
+
+
+def _kv(f: KernelContext) -> str:
+    return str(f.values.get("kv_cache_dtype", "auto"))
+
+
+def _calibrated_fp8(f: KernelContext) -> bool:
+    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers
+
+
+# In order: the first rule that applies decides a name.
+RULES = (
+    KernelRule(
+        "quantization",
+        "modelopt_fp4",
+        lambda f: f.method == "modelopt_fp4",
+        "said outright: when it is only detected, the MoE runner is resolved too early and falls to an SM100-only one",
+    ),
+    KernelRule("quantization", None, lambda f: True, "the engine reads the checkpoint's own method"),
+    KernelRule(
+        "kv_cache_dtype",
+        FP8,
+        lambda f: _dsa(f) and f.sm >= 100,
+        "sparse attention with FP8 rows of 656 bytes: the layout its kernels on this GPU read",
+    ),
+    KernelRule("kv_cache_dtype", "bfloat16", lambda f: _dsa(f), "sparse attention on this GPU reads bf16 rows"),
+    KernelRule("kv_cache_dtype", FP8, _calibrated_fp8, "the checkpoint was calibrated for an FP8 cache"),
+    KernelRule("kv_cache_dtype", "auto", lambda f: True, "the model's own dtype"),
+    KernelRule("attention_backend", "dsa", _dsa, "sparse attention models run on it"),
+    KernelRule(
+        "attention_backend",
+        "triton",
+        lambda f: f.sm120 and (f.g.mla or f.g.family == "gpt_oss"),
+        "MLA and attention sinks on SM120: FA3, FlashMLA and TRT-LLM have no kernel for it",
+    ),
+    KernelRule("attention_backend", "flashinfer", lambda f: f.sm120, "FA3 and TRT-LLM attention have no SM120 kernel"),
+    KernelRule(
+        "attention_backend",
+        "triton",
+        lambda f: f.sm >= 100 and "Qwen3_5" in f.g.architecture,
+        "the engine's own choice",
+    ),
+    KernelRule(
+        "attention_backend", "flashinfer", lambda f: f.sm >= 100 and f.g.mla, "the engine's own choice for MLA on SM100"
+    ),
+    KernelRule("attention_backend", "trtllm_mha", lambda f: f.sm >= 100, "the engine's own choice on SM100"),
+    KernelRule("attention_backend", "fa3", lambda f: f.sm == 90, "the engine's own choice on Hopper"),
+    KernelRule("attention_backend", "triton", lambda f: f.g.mla or f.g.family == "gpt_oss", "the engine's own choice"),
+    KernelRule("attention_backend", "flashinfer", lambda f: True, "the engine's own choice"),
+    KernelRule("moe_runner_backend", "auto", lambda f: not f.g.moe, "the model has no experts"),
+    KernelRule(
+        "moe_runner_backend",
+        "flashinfer_cutlass",
+        lambda f: f.sm120 and f.method == "modelopt_fp4",
+        "every TRT-LLM MoE kernel is SM100-only and fails at the first GEMM; CUTLASS has SM120 FP4 kernels",
+    ),
+    KernelRule(
+        "moe_runner_backend",
+        "flashinfer_mxfp4",
+        lambda f: f.sm120 and f.method == "mxfp4",
+        "the CUTLASS MXFP4 kernels of SM120",
+    ),
+    KernelRule("moe_runner_backend", "auto", lambda f: True, "the engine's own choice"),
+    KernelRule(
+        "fp4_gemm_backend",
+        "flashinfer_cutlass",
+        lambda f: f.sm120 and f.method == "modelopt_fp4",
+        "the FP4 GEMM that exists on SM120; flashinfer_cudnn is the one to try should outputs turn to NaN",
+    ),
+    KernelRule("fp4_gemm_backend", "auto", lambda f: True, "the engine's own choice"),
+    KernelRule(
+        "--dsa-prefill-backend",
+        "flashinfer_sparse_mla",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        "the only sparse prefill with FP8 KV on SM120 that is the engine's own default there",
+    ),
+    KernelRule(
+        "--dsa-decode-backend",
+        "flashinfer_sparse_mla",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) == FP8,
+        "the only sparse decode with FP8 KV on SM120",
+    ),
+    KernelRule(
+        "--dsa-prefill-backend",
+        "tilelang",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
+        "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs",
+    ),
+    KernelRule(
+        "--dsa-decode-backend",
+        "tilelang",
+        lambda f: _dsa(f) and f.sm120 and _kv(f) in BF16,
+        "with bf16 KV the engine would pick kernels that SM120 lacks; tilelang is what reports say runs",
+    ),
+    KernelRule(
+        "--cuda-graph-backend-prefill",
+        "disabled",
+        lambda f: f.sm120 and f.g.mla,
+        "no public run has captured prefill graphs with sparse MLA on SM120, and the engine would set 1.5 GiB "
+        "aside for them",
+    ),
+    KernelRule(
+        "--disable-shared-experts-fusion",
+        True,
+        lambda f: f.shared_bf16 and f.parallel.ep == 1,
+        "the headers hold the shared experts in floats and the routed ones quantised: fused, they would not load",
+    ),
+    KernelRule(
+        "--disable-custom-all-reduce",
+        True,
+        lambda f: f.parallel.tp > 1 and not f.nvlink,
+        "its buffers need NVLink between every pair; NCCL is used",
+    ),
+    KernelRule(
+        "--watchdog-timeout",
+        1800,
+        lambda f: f.sm120,
+        "kernels of SM120 compile on first use, for minutes; the supervisor finds hangs by tokens itself",
+    ),
+)
+
+# Names whose computed value is also put on the command line; others are named only.
+EMITTED = ("quantization", "moe_runner_backend", "fp4_gemm_backend")
+
+
+class KernelCheck(NamedTuple):
+    """When ``applies``, ``reason`` is told; ``remedies``: what would help, best first."""
+
+    applies: Callable[[KernelContext], bool]
+    reason: str
+    remedies: tuple[Mapping[str, Any], ...] = ()
+
+
+REFUSALS = (
+    KernelCheck(
+        lambda f: (
+            f.sm120
+            and f.method == "modelopt_fp4"
+            and f.values.get("moe_runner_backend")
+            in ("cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl", "deep_gemm")
+        ),
+        "this MOE_RUNNER_BACKEND has no NVFP4 kernel on SM120",
+        ({"moe_runner_backend": "flashinfer_cutlass"},),
+    ),
+    KernelCheck(
+        lambda f: f.g.dsa and _kv(f) not in (FP8, *BF16),
+        "sparse attention reads only bfloat16 or fp8_e4m3",
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": None}),
+    ),
+    KernelCheck(
+        lambda f: (
+            f.sm120 and f.g.dsa and _kv(f) == FP8 and f.values.get("--dsa-decode-backend") != "flashinfer_sparse_mla"
+        ),
+        "FP8 KV on SM120 is read only by flashinfer_sparse_mla",
+        ({"--dsa-decode-backend": "flashinfer_sparse_mla"}, {"--dsa-decode-backend": None}),
+    ),
+    KernelCheck(
+        lambda f: (
+            f.method == "modelopt_fp4"
+            and f.values.get("moe_runner_backend") == "flashinfer_cutlass"
+            and f.parallel.ep not in (1, f.parallel.tp)
+        ),
+        "flashinfer_cutlass takes EP=1 or EP=TP",
+        ({"ep": 1},),
+    ),
+)
+
+WARNINGS = (
+    KernelCheck(
+        lambda f: f.sm120 and f.g.dsa and _kv(f) in BF16,
+        "bf16 KV with sparse attention on SM120 was not seen to work with this engine; "
+        "KV_CACHE_DTYPE=fp8_e4m3 is the safe choice",
+    ),
+    KernelCheck(
+        lambda f: f.method == "modelopt_fp4" and f.sm < 100,
+        "this GPU has no FP4 tensor cores: NVFP4 weights run through a slow fallback, if at all",
+    ),
+    KernelCheck(
+        lambda f: (
+            f.sm120 and f.g.mla and not f.g.dsa and _kv(f) == FP8 and f.values.get("attention_backend") == "flashinfer"
+        ),
+        "FP8 KV on the dense MLA of flashinfer was reported to garble outputs on SM120; "
+        "ATTENTION_BACKEND=triton or bf16 KV do not",
+    ),
+)
+
+
+def context(checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> KernelContext:
+    """What the rules look at, with nothing decided yet."""
+    return KernelContext(
+        sm=sm,
+        g=g,
+        method=method(checkpoint.quantization),
+        calibrated_kv=kv_dtype(checkpoint.quantization),
+        parallel=parallel,
+        nvlink=nvlink,
+        shared_bf16=_shared_in_floats(checkpoint, g),
+        values={},
+    )
+
+
+def _shared_in_floats(checkpoint: Checkpoint, g: Geometry) -> bool:
+    """By the dtypes in the headers, the MTP layer (always in floats) left out."""
+    own = [x for x in checkpoint.groups if f".layers.{g.layers}." not in x.name]
+    routed = {x.dtype for x in own if ".experts.*." in x.name and x.name.endswith(("weight", "weight_packed"))}
+    shared = {x.dtype for x in own if ".shared_experts." in x.name and x.name.endswith("weight")}
+    return bool(routed - _FLOATS) and bool(shared & _FLOATS)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The resolved kernel rules: flags for the command line and what speaks against the combination; ``context``: what
+    the rules looked at."""
+
+    context: KernelContext
+    flags: dict[str, Any]
+    reasons: tuple[Infeasibility, ...]
+    warnings: tuple[str, ...]
+
+
+def resolve(log: DecisionLog, constraints: Constraints, found: KernelContext) -> Kernels:
+    """Apply the rules in order; what a person set stands, and is judged."""
+    flags: dict[str, Any] = {}
+    for rule in RULES:
+        if rule.name in found.values:
+            continue
+        if rule.name.startswith("--"):
+            given = constraints.engine_arg(rule.name[2:].replace("-", "_"))
+            if given is not None:
+                found.values[rule.name] = given
+            elif rule.applies(found):
+                found.values[rule.name] = rule.value
+                flags[rule.name] = rule.value
+                log.record(rule.name, rule.value, rule.reason)
+        elif rule.name in constraints.pinned:
+            found.values[rule.name] = log.decide(rule.name, None, "")
+        elif rule.applies(found):
+            found.values[rule.name] = log.decide(rule.name, rule.value, rule.reason)
+    for name in ("quantization", "attention_backend", "moe_runner_backend", "fp4_gemm_backend"):
+        value = found.values[name]
+        emitted = name in constraints.pinned or name in EMITTED or (found.sm120 and value != "dsa")
+        if emitted and value not in (None, "auto", ""):
+            flags["--" + name.replace("_", "-")] = value
+    return Kernels(
+        found,
+        flags,
+        tuple(Infeasibility(check.reason, check.remedies) for check in REFUSALS if check.applies(found)),
+        tuple(check.reason for check in WARNINGS if check.applies(found)),
+    )
