@@ -43,6 +43,7 @@ def snapshot(status: Status, history: Mapping[str, Any], gpus: Sequence[GpuReadi
         "estimate_seconds": status.startupz()["estimate_seconds"],
         "elapsed_seconds": round(now - status.began, 1),
         "weights_verified": status.weights_verified,
+        "standby": status.standby,
         "gpus": _gpus(plan, status.readings, gpus),
         "start": _start(status, boots),
         "restarts": dict(status.restarts),
