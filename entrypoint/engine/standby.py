@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from ..host import idle_priority
 from .launcher import IMPORTED, MAY_IMPORT, MAY_RUN, RUNNING, STANDBY
 from .process import Ended, Engine
 
@@ -56,6 +57,7 @@ class Standby(Engine):
         except OSError:
             self._listener.close()
             raise
+        self._lowered = idle_priority.lower(self.pid)
         self._waiting: list[socket.socket] = []
         self._lines: deque[str] = deque(maxlen=KEEP_LINES)
         self._ends: list[Ended] = []
@@ -67,7 +69,8 @@ class Standby(Engine):
         )
 
     async def imported(self) -> None:
-        """Let the children import, one after another; return when all have. Cancelled when it takes too long."""
+        """Let the children import, one after another and at idle priority as far as rights allow; return when all have.
+        Cancelled when it takes too long."""
         loop = asyncio.get_running_loop()
         while len(self._waiting) < self.children and self.broken is None:
             connection, _ = await loop.sock_accept(self._listener)
@@ -80,6 +83,8 @@ class Standby(Engine):
                 self.broken = "a process of it ended while it imported"
             self._waiting.append(connection)
         self.census_every = IDLE_CENSUS
+        if self._lowered:  # now, since it stands still: at the word there is no time for it
+            idle_priority.restore(process.pid for process in self.tree.census())
 
     async def release(self) -> bool:
         """Give the word. Return False when not every process took it at once: then it must be killed."""

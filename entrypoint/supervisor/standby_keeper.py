@@ -18,12 +18,11 @@ from ..engine.process import Engine
 from ..engine.standby import Standby
 from ..errors import Stop
 from ..host.memory import available_bytes
-from ..units import GIB, format_bytes, format_duration
+from ..plan.run import STANDBY_PROCESS_BYTES
+from ..units import format_bytes, format_duration
 from .launch import PlannedLaunch
 from .logs import Log
 
-# An idle process of it holds 870 to 890 MiB (docs/measured.md); this much must be free for each, twice over.
-PROCESS_BYTES = 1 * GIB
 # Its imports take 30 s one after another on a free core; on a busy host it may wait for a core.
 PREPARE_TIMEOUT = 900.0
 
@@ -71,7 +70,7 @@ class StandbyKeeper:
         settings = planned.loaded.settings
         if settings.standby != "on" or not command.needs_sglang():
             return False
-        need, free = 2 * PROCESS_BYTES * (children + 1), available_bytes()
+        need, free = 2 * STANDBY_PROCESS_BYTES * (children + 1), available_bytes()
         if settings.nnodes > 1 or int(planned.plan.parallel["dp_attention"]) > 1:
             # Their ports are fixed, and taken by the engine that serves.
             self._log.info("no standby: several nodes or data-parallel attention")
