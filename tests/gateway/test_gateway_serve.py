@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fake_replica import FakeReplica, free_ports
 
-pytest.importorskip("sglang_router", reason="locks/gateway.txt is not installed")
+pytest.importorskip("smg", reason="locks/gateway.txt is not installed")
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -267,7 +267,8 @@ async def test_replicas_with_a_key_are_routed_to_without_it_and_named_with_it(tm
     try:
         await gateway.until_replicas(1)
         assert (await gateway.embed("x")).status_code == 401
-        assert (await gateway.embed("x", headers={"Authorization": "Bearer k3y"})).status_code == 200
+        got = await gateway.embed("x", headers={"Authorization": "Bearer k3y"})
+        assert got.status_code == 200, (got.text, [(s.path, s.headers) for s in fake.seen], gateway.log)
         models = (await gateway.http.get(f"{gateway.url}/v1/models")).json()
         assert [row["id"] for row in models["data"]] == ["fake"]
         for path in ("/metrics", "/replicas"):
