@@ -11,14 +11,14 @@ from typing import Any
 # Bytes of an answer that are read: metrics of eight ranks have some 200 kB, `/server_info` 40 kB.
 MAX_ANSWER = 8 << 20
 
-# Counters that move while tokens are computed, wherever in the engine they are counted.
+# Counters that move while tokens are computed, wherever in the engine they are counted. Not that of aborted requests,
+# which moves when a client leaves (`tokenizer_manager.py:abort_request`), also while nothing is computed.
 _TOKEN_COUNTERS = frozenset(
     {
         "sglang:prompt_tokens_total",
         "sglang:generation_tokens_total",
         "sglang:realtime_tokens_total",
         "sglang:num_requests_total",
-        "sglang:num_aborted_requests_total",
     }
 )
 _WAITING = frozenset({"sglang:num_running_reqs", "sglang:num_queue_reqs"})

@@ -35,7 +35,8 @@ class Observed:
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
     than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
     were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to
-    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
+    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end; ``survived``: first and
+    last line, counted from 1, that were written while clients were served and before the last proof of health."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -51,6 +52,7 @@ class Observed:
     exposed: bool = False
     disk_full: bool = False
     gpu_memory_low: bool = False
+    survived: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
 
 def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
+    first, last = observed.survived
+    for each in scanner.boots:
+        each.hits = [hit for hit in each.hits if not first <= hit.number <= last]
     boot, earlier = _relevant(scanner)
     best = _first_fatal(boot, scanner.lines, observed)
     outside = _from_outside(boot, best, observed)
