@@ -188,14 +188,14 @@ class ServingMonitor:
         import httpx
 
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            activity = await self._client.activity()
-            now = time.monotonic()
-            self._hang_detector.metrics_answered(now, activity.waiting)
-            self._busy = activity.waiting > 0
-            if self._tokens is not None and activity.tokens != self._tokens:
-                self._hang_detector.tokens(now)
+            scrape = await self._client.scrape()
+            self._status.serving.add(scrape)
+            self._hang_detector.metrics_answered(scrape.at, scrape.waiting)
+            self._busy = scrape.waiting > 0
+            if self._tokens is not None and scrape.tokens != self._tokens:
+                self._hang_detector.tokens(scrape.at)
                 self._run.prove_healthy(self._heard)  # it computed after the last look
-            self._tokens, self._heard = activity.tokens, self._run.heard
+            self._tokens, self._heard = scrape.tokens, self._run.heard
 
     async def _send_liveness_request(self) -> None:
         import httpx

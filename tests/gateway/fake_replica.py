@@ -27,7 +27,8 @@ class Seen:
 @dataclass
 class FakeReplica:
     """``mode`` of the engine port: ok, die (reads a request and closes), stream-die (dies in the middle of a
-    stream), flood (streams without an end, as fast as it is read), error (answers 500). ``delay`` in seconds before an answer."""
+    stream), flood (streams without an end, as fast as it is read), error (answers 500). ``delay`` in seconds before an
+    answer."""
 
     mode: str = "ok"
     ready: bool = True
