@@ -140,6 +140,8 @@ def _parser() -> _Parser:
     bench.add_argument(
         "--seconds", type=float, default=30.0, metavar="N", help="about how long each is held; default: 30"
     )
+    check = verb("check", _check, "whether the running server does what clients need, item by item")
+    _add_target(check)
     compare = verb("compare", _compare, "what differs between two receipts, what explains most first")
     compare.add_argument("files", type=Path, nargs=2, metavar="FILE.json")
     verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
@@ -157,6 +159,19 @@ def _parser() -> _Parser:
     report.add_argument(
         "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
     )
+    packing = verb(
+        "pack", _pack, "all that a site without a network needs to serve, in one directory, to be carried there"
+    )
+    packing.add_argument("--out", type=Path, required=True, metavar="DIR", help="goes on with what is there already")
+    packing.add_argument(
+        "--image", nargs="?", const="relaunch:local", metavar="NAME", help="with this container image (relaunch:local)"
+    )
+    packing.add_argument("--weights", action="store_true", help="with the weights, which must be here and good")
+    packing.add_argument("--check", action="store_true", help="say how much it is and whether it fits; write nothing")
+    unpacking = verb("unpack", _unpack, "prove a pack, install from it and serve, without a network", with_json=False)
+    unpacking.add_argument("folder", type=Path, metavar="DIR")
+    unpacking.add_argument("--no-serve", action="store_true", help="end when everything is in its place")
+    unpacking.add_argument("--check", action="store_true", help="prove the pack; install and serve nothing")
     test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
     test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
@@ -334,14 +349,30 @@ def _bench(arguments: argparse.Namespace) -> int:
         with tuning_text.bench_progress(concurrency) as shown:
             found = bench.measure(server, generator, question, shown)
         plan = server.plan
-    _receipt("bench", found, plan, arguments)
-    if not arguments.json:
+    document = _receipt("bench", found, plan, arguments)
+    if arguments.json:
+        _print(document)
+    else:
         tuning_text.bench(found)
     return EXIT_OK
 
 
-def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> None:
-    """Write the receipt of a measurement, and print it where JSON was asked for."""
+def _check(arguments: argparse.Namespace) -> int:
+    from .config import loading
+    from .tuning import check, target
+    from .ui import tuning_text
+
+    with target.reach(loading.load().settings, arguments.url) as server:
+        found = check.run(server, (lambda item: None) if arguments.json else tuning_text.check_item)
+        plan = server.plan
+    document = _receipt("check", check.for_receipt(found), plan, arguments)
+    if arguments.json:
+        _print({**document, "check": found})
+    return EXIT_OK if found["ok"] else EXIT_UNAVAILABLE
+
+
+def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the receipt of a measurement, say where, and return it."""
     from .config import loading
     from .host import discover
     from .tuning import receipt
@@ -351,8 +382,7 @@ def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Na
     document = receipt.make(kind, found, box, plan, os.environ, name=arguments.name)
     written = receipt.write(document, settings.state_dir, arguments.output)
     print(f"relaunch: receipt: {written}", file=sys.stderr)
-    if arguments.json:
-        _print(document)
+    return document
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -445,6 +475,37 @@ def _report(arguments: argparse.Namespace) -> int:
     from .doctor import report
 
     print(report.write(os.environ, report.output_path(arguments.output)))
+    return EXIT_OK
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from .pack import make
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    request = make.Request(arguments.out, arguments.image, arguments.weights, arguments.check)
+    try:
+        document = make.pack(request, os.environ, shown)
+    finally:
+        shown.end()
+    if arguments.json:
+        _print(document)
+    else:
+        print(make.show(document, arguments.out))
+    return EXIT_OK
+
+
+def _unpack(arguments: argparse.Namespace) -> int:
+    from .pack import unpack
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    try:
+        settings = unpack.unpack(arguments.folder.absolute(), os.environ, shown, check=arguments.check)
+        if not (arguments.check or arguments.no_serve):
+            unpack.serve(settings, os.environ, shown)
+    finally:
+        shown.end()
     return EXIT_OK
 
 
