@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class ActiveRun:
             number,
             engine,
             context.launch.scrub,
+            ranks=int(planned.plan.parallel["tp"]),
+            most_bytes=max((gpu.total_bytes for gpu in planned.inventory.gpus), default=math.inf),
             on_line=context.log.engine,
             on_event=self._on_log_event,
             on_end=self._on_end,
@@ -232,8 +235,6 @@ class ActiveRun:
 
     def _on_log_event(self, event: engine_log.Event) -> None:
         self._last_event = event
-        if self._monitor is not None:
-            self._monitor.log_event(event)
         if isinstance(event, engine_log.FiredUp):
             self._context.post(events.FiredUp(self._number))
         run, status = self.run, self._context.status

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
-from ..engine.lines import is_request, unwrap
+from ..engine.lines import LEFT_OUT, without_requests
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from ..healing import events
 from ..plan import Change
@@ -125,8 +125,13 @@ def _post_mortem(
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
     """The document that `relaunch history` shows."""
+    lines = without_requests(root.lines)
+    told = verdict.document()
+    for item in told["evidence"]:
+        if 0 < item["line"] <= len(lines) and lines[item["line"] - 1] is LEFT_OUT:
+            item["text"] = LEFT_OUT
     document = {
-        **verdict.document(),
+        **told,
         "action": decided.action,
         "boot": failed.boot.id,
         "exit_code": root.exit_code,
@@ -140,7 +145,7 @@ def _post_mortem(
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
         "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
-        "last_lines": _last_lines(root),
+        "last_lines": _last_lines(lines),
     }
     if len(findings) > 1:
         document["node"] = root.node
@@ -154,10 +159,9 @@ def _names_the_gpu(finding: NodeEvidence) -> bool:
     return bool(finding.observed.xids) or any(error in line for line in lines for error in _GPU_ERRORS)
 
 
-def _last_lines(finding: NodeEvidence) -> list[str]:
-    """The end of the log, without what clients asked for."""
-    lines = list(finding.lines)[-LAST_LINES:]
-    return ["(a request, left out)" if is_request(unwrap(line).text) else line[:LINE_CHARS] for line in lines]
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    """The end of a log that holds no requests any more."""
+    return [line[:LINE_CHARS] for line in lines[-LAST_LINES:]]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:
@@ -169,5 +173,5 @@ def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:
         "alarm": finding.alarm,
         "stages": dict(finding.stages),
         "readings": dict(finding.readings),
-        "last_lines": _last_lines(finding),
+        "last_lines": _last_lines(without_requests(finding.lines)),
     }
