@@ -2,7 +2,7 @@
 
 A test belongs to the heaviest lane that marks it, without a mark to ``fast``. ``--lane NAME`` runs one lane alone, as
 `./relaunch test` does, and says at the end what was left out. ``@pytest.mark.needs(NAME, ...)`` names programs,
-``root``, or packages (``sglang``, ``sglang_router``): by hand the test is skipped with what is lacking, with CI=true
+``root``, or packages (``sglang``, ``smg``): by hand the test is skipped with what is lacking, with CI=true
 it fails. Every process that a run starts carries the run's mark; what a killed run left is ended by the next.
 """
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LANES = ("fast", "supervisor", "engine", "packaging")
 # The engine lane's tests import or start the engine; what packaging needs, its fixtures say themselves.
 IMPLIED = {"engine": ("sglang",)}
-PACKAGES = {"sglang": "./relaunch test --lane engine installs it", "sglang_router": "locks/gateway.txt installs it"}
+PACKAGES = {"sglang": "./relaunch test --lane engine installs it", "smg": "locks/gateway.txt installs it"}
 # Debian's names, where they differ from the program's.
 DEBIAN = {"ip": "iproute2", "chromedriver": "chromium-driver", "setpriv": "util-linux"}
 MARK = "TESTS_OF_RELAUNCH"
