@@ -82,7 +82,7 @@ class Plan:
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
     ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the
     kernels that healing may turn to, best first. ``host``: bytes of one node's memory and of the pools pinned
-    in it."""
+    in it; ``goal``: `goal.py`."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -103,6 +103,7 @@ class Plan:
     moe_runner_backend: str | None
     fp4_gemm_backend: str | None
     is_embedding: bool
+    goal: str
     flags: tuple[str, ...]
     env: Mapping[str, str]
     decisions: tuple[Decision, ...]

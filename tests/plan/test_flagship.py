@@ -13,8 +13,8 @@ from entrypoint.config import presets, settings
 from entrypoint.errors import Stop
 
 
-def flagship() -> plan.Plan:
-    loaded = settings.load({"RELAUNCH_PRESET": "glm-5-nvfp4"}, presets.read_all())
+def flagship(goal: str = "context") -> plan.Plan:
+    loaded = settings.load({"RELAUNCH_PRESET": "glm-5-nvfp4", "RELAUNCH_GOAL": goal}, presets.read_all())
     return plan.make(loaded, rtx(), read("glm-5-nvfp4"))
 
 
