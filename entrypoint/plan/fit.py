@@ -71,8 +71,10 @@ def fit(run: PlannerRun, case: solve.MemoryCase) -> Fit:
     if case.fraction is not None:
         return _at_given_fraction(choice, case)
     tried = [_with_step(choice, case, step) for step in choice.steps]
+    start = case
     case, result = _best(choice, tried)
-    own = next((one for with_step, one in tried if with_step.load.chunk == choice.own_step), None)
+    other = case.load.chunk != choice.own_step and choice.is_free("chunked_prefill_size") and not run.encoder
+    own = _with_step(choice, start, choice.own_step)[1] if other else None
     if result.fits and not choice.is_free("context_length") and result.tokens < case.load.context:
         result = replace(result, reasons=(_too_long(run, case, result),))
     case = replace(case, load=_context(choice, case.load, result))
@@ -85,7 +87,7 @@ def fit(run: PlannerRun, case: solve.MemoryCase) -> Fit:
         warnings=result.warnings,
         tokens=min(done.tokens, result.tokens) if result.tokens else 0,
     )
-    return Fit(case, done, choice.own_step, own if case.load.chunk != choice.own_step else None)
+    return Fit(case, done, choice.own_step, own)
 
 
 def _choice(run: PlannerRun, case: solve.MemoryCase) -> _Choice:

@@ -103,7 +103,6 @@ class Plan:
     moe_runner_backend: str | None
     fp4_gemm_backend: str | None
     is_embedding: bool
-    goal: str
     flags: tuple[str, ...]
     env: Mapping[str, str]
     decisions: tuple[Decision, ...]
@@ -113,6 +112,7 @@ class Plan:
     one_box: Mapping[str, Any] | None = None
     host: Mapping[str, Any] | None = None
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    goal: str = "balanced"
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""

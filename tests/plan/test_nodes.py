@@ -67,7 +67,7 @@ def test_what_crosses_the_network() -> None:
     assert TWO.network is not None and TWO.network["tensor"] is None
     pipe = TWO.network["pipeline"]
     assert (pipe["boundaries"], pipe["bytes_per_token"]) == (1, 2 * 6144 * 2)  # hidden states and residual
-    assert pipe["bytes_per_prefill_step"] == 4096 * pipe["bytes_per_token"] == 96 << 20
+    assert pipe["bytes_per_prefill_step"] == 8192 * pipe["bytes_per_token"] == 192 << 20
     assert pipe["bytes_per_decode_step"] == 64 * pipe["bytes_per_token"]
     wide = make("glm-5-nvfp4", rtx(), NNODES=2, TP=16)
     assert wide.feasible and wide.network is not None and wide.network["pipeline"] is None
