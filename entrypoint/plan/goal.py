@@ -24,7 +24,8 @@ class Goal:
     together, that the number of requests is counted with; ``requests``: the most that decode at once; ``steps``: the
     prefill steps that are tried, in multiples of the engine's own, the best for this goal first; ``protect``: decode
     steps go between prefill steps once this share of the requests runs, 0 from the first one; ``draft``: whether
-    ``SPECULATIVE=auto`` drafts; ``spread``: whether a model that fits fewer cards runs several times."""
+    ``SPECULATIVE=auto`` drafts; ``spread``: whether two replicas on half the cards each serve it better than one on
+    all, where no fast link joins them."""
 
     name: Name
     purpose: str
@@ -83,8 +84,9 @@ GOALS: dict[str, Goal] = {
         ),
     )
 }
-# Sparse attention on SM120: a full list of graphs hung for minutes, ran out of memory at 512, and dominates the boot.
-MOST_SPARSE_SM120 = 64
+# Sparse attention on SM120: a full list of graphs hung for minutes and dominates the boot. Any model there: the capture
+# ran out of memory at 512.
+MOST_SPARSE_SM120, MOST_SM120 = 64, 256
 # arg_groups/speculative_hook.py: the engine's own limit when none is given.
 MOST_DRAFTING = 48
 SMALLEST_STEP, LARGEST_STEP = 1024, 16384
@@ -100,7 +102,8 @@ def most_requests(goal: Goal, g: Geometry, *, sm120: bool, draft: bool, graphs: 
     """The most requests that decode at once. ``graphs``: the largest batch that the engine itself would capture on
     this card; above 256, graphs are only captured as far as it goes."""
     most = min(goal.requests, max(256, graphs))
-    most = min(most, MOST_SPARSE_SM120) if sm120 and g.dsa else most
+    if sm120:
+        most = min(most, MOST_SPARSE_SM120 if g.dsa else MOST_SM120)
     return min(most, MOST_DRAFTING) if draft else most
 
 

@@ -83,6 +83,7 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     case, result = fitted.case, fitted.result
     _decide_memory(run, fitted)
     _decide_interval(run, case)
+    _say_replicas(run, case, result)
     run.warnings += [
         *kernel_limits.warnings(constraints, g, sm),
         *warnings.mixed(gpus),
@@ -224,6 +225,31 @@ def _decide_draft(run: PlannerRun, g: geometry.Geometry, parallel: Parallel) -> 
         run.log.decide("speculative", "off", f"large batches gain little and the draft takes KV: goal {run.goal.name}")
     else:
         run.log.decide("speculative", "mtp", draft.of(g).reason)
+
+
+def _say_replicas(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> None:
+    """Where the box would serve more with a second replica: on idle GPUs, or on half of those that wait for each other
+    over PCIe. It is an operator's step, since each replica has ports and a supervisor of its own."""
+    parallel, here = case.parallel, len(run.inventory.gpus)
+    if parallel.nodes > 1 or layout.replicas(run.constraints) > 1 or not result.fits:
+        return
+    how = "a replica each with CUDA_VISIBLE_DEVICES, PORT and CONTROL_PORT of its own, behind `relaunch gateway`"
+    world = parallel.tp * parallel.pp
+    if here >= 2 * world:
+        run.warnings.append(f"{here - world} of the {here} GPUs stay idle: they can serve the model again, {how}")
+        return
+    pinned = {"tp", "pp"} & run.constraints.pinned.keys()
+    if pinned or not run.goal.spread or run.inventory.nvlink or parallel.tp < 2 or parallel.tp % 2:
+        return
+    # On half the cards a rank holds twice the weights, and at most twice the KV of a token.
+    pool = case.load.requests * run.goal.typical * 2 * result.cell
+    slack = min(result.pre) * (1 - result.fraction)
+    if 2 * max(result.weights) + slack + pool < min(result.pre):
+        run.log.append_reason(
+            "tp",
+            f"half of them hold it too with {case.load.requests} requests: without NVLink two replicas of TP="
+            f"{parallel.tp // 2} wait less for each other and answer more together, one client alone slower ({how})",
+        )
 
 
 def _decide_interval(run: PlannerRun, case: solve.MemoryCase) -> None:
