@@ -17,7 +17,8 @@ class EngineConfigView:
     ``reserve_bytes``: all that the account keeps beside weights and pool, ``graph_bytes`` of it for graphs;
     ``user_set``: settings whose value in force comes from the environment or a preset; ``alternatives``: per
     backend setting the values allowed on this GPU, best first; ``pcie_ipc``: sums over the ranks go from
-    GPU to GPU over PCIe (SGLANG_ENABLE_PCIE_IPC_ALLREDUCE); ``flags``: engine flags given by name."""
+    GPU to GPU over PCIe (SGLANG_ENABLE_PCIE_IPC_ALLREDUCE); ``flags``: engine flags given by name.
+    """
 
     device: str = "cuda"
     sm: int | None = None
