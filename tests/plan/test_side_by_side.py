@@ -62,8 +62,9 @@ def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path)
 
 def test_what_was_started_is_ended_with_its_children(script: ModuleType) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout and process.stdout.readline() == b"1\n"
-    child = psutil.Process(process.pid).children()[0]
-    script.end(process)
-    assert process.poll() is not None and not (child.is_running() and child.status() != psutil.STATUS_ZOMBIE)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"1\n"
+        child = psutil.Process(process.pid).children()[0]
+        script.end(process)
+        assert process.poll() is not None
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
