@@ -55,12 +55,12 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     took: dict[str, list[float]] = {"on": [], "off": []}
     with tempfile.TemporaryDirectory() as folder:
-        supervisors = {}
-        for state in ("on", "off"):
-            (Path(folder) / state).mkdir()
-            supervisors[state] = Supervisor(Path(folder) / state, STANDBY=state, MAX_RESTARTS="100")
-            supervisors[state].until(lambda s=state: supervisors[s].is_ready, 900, "ready")
+        supervisors: dict[str, Supervisor] = {}
         try:
+            for state in ("on", "off"):
+                (Path(folder) / state).mkdir()
+                supervisors[state] = Supervisor(Path(folder) / state, STANDBY=state, MAX_RESTARTS="100")
+                supervisors[state].until(lambda s=state: supervisors[s].is_ready, 900, "ready")
             for number in range(rounds):
                 role = ROLES[number % len(ROLES)]
                 supervisors["on"].until(lambda: standby_state(supervisors["on"]) == "ready", 900, "standby")
