@@ -156,9 +156,10 @@ def activations(g: Geometry, parallel: Parallel, load: Load) -> int:
         attention = 2 * heads * (g.kv_lora + g.rope) + g.q_lora + g.index_heads * g.index_head_dim
     else:
         attention = heads * (g.head_dim + g.v_head_dim) + 2 * max(1, g.kv_heads // parallel.attn_tp) * g.head_dim
-    if g.linear_layers:
-        key, value = g.linear_key_heads * g.linear_key_dim, g.linear_value_heads * g.linear_value_dim
-        attention = max(attention, 3 * (2 * key + 2 * value) // parallel.attn_tp)
+    if g.kinds.linear:
+        state = g.kinds.state
+        both = state.groups * state.size + state.heads * state.head_dim
+        attention = max(attention, 3 * 2 * both // parallel.attn_tp)
     per_token = g.itemsize * (3 * g.hidden + mlp + attention) * 5 // 4
     return 192 * MIB + per_token * max(load.chunk, 256)
 

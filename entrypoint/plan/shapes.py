@@ -41,8 +41,8 @@ class Shapes:
             return f"{g.heads} heads do not divide over {tp} ranks"
         if not g.mla and g.kv_heads % tp and tp % g.kv_heads:
             return f"{g.kv_heads} heads of keys do not divide over {tp} ranks"
-        if g.linear_layers and g.linear_value_heads % tp:
-            return f"{g.linear_value_heads} heads of linear attention do not divide over {tp} ranks"
+        if g.kinds.linear and g.kinds.state.heads % tp:
+            return f"{g.kinds.state.heads} heads of linear attention do not divide over {tp} ranks"
         return None
 
     def _experts(self, tp: int, ep: int) -> str | None:
@@ -80,7 +80,7 @@ class Shapes:
         widths = [("the MLP", g.intermediate, tp)] if "mlp" in self.quantized and self._has_dense() else []
         if "shared_experts" in self.quantized and g.shared_intermediate:
             widths.append(("the shared experts", g.shared_intermediate, tp))
-        if "attention" in self.quantized and not g.linear_layers:
+        if "attention" in self.quantized and not g.kinds.linear:
             widths.append(("the attention's output", g.heads * g.v_head_dim, attn_tp))
             if not g.mla:
                 keys = max(1, g.kv_heads // attn_tp) * g.head_dim * attn_tp
