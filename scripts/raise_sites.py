@@ -1,11 +1,10 @@
-"""Counts which cause every place of the engine's source at which it raises would be given.
+"""Derive `entrypoint/healing/catalogue/sites.txt`: what the pinned engine can raise or log as an error, and where.
 
-Reads the installed engine (``sglang/srt``), builds the traceback that each ``raise`` and ``assert`` would print, and
-asks the classifier at the stage in which that code runs.
-With ``--list CAUSE`` the places of one cause are printed: this
-is how a new version of the engine, or a new row of ``healing/catalogue/sites.toml``, is checked.
+Reads the installed packages' source with `ast`; nothing is imported. A line is the longest constant part of a message,
+below the area (`areas.toml`) that it comes from: the classifier finds the area of a message that comes without its
+traceback by these.
 
-    .venv/bin/python scripts/raise_sites.py [--list CAUSE]
+    .venv/bin/python -P scripts/raise_sites.py [--check]
 """
 
 from __future__ import annotations
@@ -14,121 +13,157 @@ import argparse
 import ast
 import importlib.util
 import sys
-from collections import Counter
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from entrypoint.healing.classify import Verdict, classify  # noqa: E402
+from entrypoint.healing import areas  # noqa: E402
 
-# Stage marks that put the classifier where code of a folder first runs; all else runs before the weights are loaded.
-_MARKS = {
-    "loading": "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB",
-    "serving": "[2026-11-29 16:49:57] The server is fired up and ready to roll!",
-    "pool": "[2026-11-29 16:41:50 TP0] Load weight end. elapsed=36 s, avail mem=38 GB, mem usage=56 GB.",
+TARGET = ROOT / "entrypoint" / "healing" / "catalogue" / "sites.txt"
+# What is read of each package; the rest never runs in a server.
+PACKAGES = {
+    "sglang": ("srt", "launch_server.py", "utils.py"),
+    "flashinfer": ("",),
+    "sgl_kernel": ("",),
+    "deep_gemm": ("",),
+    "deep_ep": ("",),
+    "torch": (
+        "distributed/distributed_c10d.py",
+        "distributed/rendezvous.py",
+        "cuda/__init__.py",
+        "utils/cpp_extension.py",
+    ),
+    "huggingface_hub": ("",),
+    "safetensors": ("",),
+    "transformers": (
+        "configuration_utils.py",
+        "modeling_utils.py",
+        "tokenization_utils_base.py",
+        "utils/hub.py",
+        "models/auto",
+        "quantizers",
+    ),
 }
-_STAGES = (
-    ("models/", "loading"),
-    ("model_loader/", "loading"),
-    ("layers/quantization", "loading"),
-    ("layers/", "pool"),
-    ("mem_cache/", "pool"),
-    ("managers/", "serving"),
+# Directories that never run in a server: code generators, kernels' own tests, tools for debugging.
+LEFT_OUT = frozenset(
+    {
+        "data",
+        "debug_utils",
+        "kv_canary",
+        "tests",
+        "test",
+        "benchmark",
+        "testing",
+        "experimental",
+        "moe_ep",
+        "prims_ts",
+        "trace",
+    }
 )
+SHORTEST, LONGEST = 14, 32  # characters of a message's longest constant part: enough to tell messages apart
+LEVELS = frozenset({"error", "exception", "critical", "fatal"})
 
 
-@dataclass(frozen=True)
-class Site:
-    """One place that raises: ``path`` below ``srt/``, the function, the exception's name and the fixed words of its
-    message (values are left out)."""
-
-    path: str
-    line: int
-    function: str
-    exception: str
-    message: str
-
-    def traceback(self) -> list[str]:
-        """The lines that the engine would log when this place raises."""
-        stage = next((stage for start, stage in _STAGES if self.path.startswith(start)), None)
-        frame = f'  File "/x/sglang/srt/{self.path}", line {self.line}, in {self.function}'
-        text = f"{self.exception}: {self.message}".rstrip(": ")
-        hit = "[2026-11-29 16:50:01 TP0] Scheduler hit an exception: Traceback (most recent call last):"
-        return [*([_MARKS[stage]] if stage else []), hit, frame, "    ...", text]
-
-
-def sites(root: Path) -> Iterator[Site]:
-    """Every place below ``root`` that raises something of its own."""
-    for path in sorted(root.rglob("*.py")):
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):
-            continue
-        yield from _walk(tree, "<module>", path.relative_to(root).as_posix())
+def template(node: ast.expr | None) -> list[str]:
+    """The constant parts of a message, in order; values that are filled in separate them."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.JoinedStr(values=values):
+            parts = [""]
+            for value in values:
+                if isinstance(value, ast.Constant):
+                    parts[-1] += str(value.value)
+                else:
+                    parts.append("")
+            return parts
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*template(left), *template(right)]
+        case ast.BinOp(left=left, op=ast.Mod()):
+            return template(left)
+        case ast.Call(func=ast.Attribute(value=value, attr="format")):
+            return template(value)
+    return []
 
 
-def _walk(node: ast.AST, function: str, path: str) -> Iterator[Site]:
-    for child in ast.iter_child_nodes(node):
-        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call):
-            name = ast.unparse(child.exc.func).rsplit(".", 1)[-1]
-            if name == "SystemExit":  # prints no traceback
+def sites(tree: ast.AST, function: str = "<module>") -> Iterator[tuple[str, str, list[str]]]:
+    """(exception or `log`, function, message) of every place below ``tree``."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from sites(node, name)
                 continue
-            name = name if name.lstrip("_")[:1].isupper() else "RuntimeError"  # a function that makes the exception
-            yield Site(path, child.lineno, inside, name, _words(child.exc.args))
-        elif isinstance(child, ast.Assert):
-            yield Site(path, child.lineno, inside, "AssertionError", _words([child.msg] if child.msg else []))
-        yield from _walk(child, inside, path)
+            case ast.Raise(exc=ast.Call(func=func, args=args)):
+                yield ast.unparse(func).rpartition(".")[2], function, template(args[0] if args else None)
+            case ast.Raise(exc=ast.Name(id=name)) if name[:1].isupper():
+                yield name, function, []
+            case ast.Assert(msg=message):
+                yield "AssertionError", function, template(message)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level), args=[message, *_]) if (
+                level in LEVELS
+            ):
+                yield "log", function, template(message)
+        yield from sites(node, function)
 
 
-def _words(arguments: list[ast.expr]) -> str:
-    parts = [
-        part.value
-        for argument in arguments
-        for part in ast.walk(argument)
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    ]
-    return " ".join(" ".join(parts).split())[:400]
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file. What its authors escaped wrongly is none of our business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(path.read_bytes())
 
 
-def engine_root() -> Path | None:
-    """The folder ``sglang/srt`` of the installed engine; None where there is none."""
-    found = importlib.util.find_spec("sglang")
-    return (
-        None
-        if found is None or not found.submodule_search_locations
-        else Path(next(iter(found.submodule_search_locations))) / "srt"
-    )
+def kept(parts: list[str]) -> str:
+    """The longest constant part of a message, empty when none is long enough to be recognised."""
+    longest = max((" ".join(part.split()).strip() for part in parts), key=len, default="")
+    if len(longest) > LONGEST:
+        longest = longest[:LONGEST].rpartition(" ")[0]
+    return longest if len(longest) >= SHORTEST else ""
+
+
+def files(package: str) -> Iterator[tuple[str, Path]]:
+    """Every source file of ``package`` that counts, with its path as tracebacks end with it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{package} is not installed: ./relaunch installs the engine first")
+    root = Path(spec.origin).parent
+    for part in PACKAGES[package]:
+        found = root / part
+        for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
+            if not LEFT_OUT & set(path.relative_to(root).parts):
+                yield f"{package}/{path.relative_to(root)}", path
+
+
+def derive() -> str:
+    """The table: `# area` before the messages that come from one area alone."""
+    found: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for name, path in files(package):
+            for _, function, parts in sites(parsed(path)):
+                message, area = kept(parts), areas.area_of(f"{name} in {function}")
+                if message and area:
+                    found.setdefault(message, set()).add(area.cause)
+    groups: dict[str, list[str]] = {}
+    for message, causes in sorted(found.items()):
+        if len(causes) == 1:
+            groups.setdefault(min(causes), []).append(message)
+    return "".join(f"# {area}\n" + "\n".join(messages) + "\n" for area, messages in sorted(groups.items()))
 
 
 def main() -> int:
-    """Print the table of causes; exit 1 when a place is named ``unknown``."""
+    """Write the table, or compare with it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", metavar="CAUSE")
-    wanted = parser.parse_args().list
-    root = engine_root()
-    if root is None:
-        print("the engine is not installed here", file=sys.stderr)
-        return 69
-    counts: Counter[str] = Counter()
-    by_text = total = 0
-    known: dict[tuple[str, str, str, str], Verdict] = {}
-    for site in sites(root):
-        key = (site.path, site.function, site.exception, site.message)
-        verdict = known.get(key) or known.setdefault(key, classify(site.traceback()))
-        total += 1
-        counts[verdict.cause] += 1
-        by_text += classify([f"{site.exception}: {site.message}"]).confidence > 0.5
-        if verdict.cause == wanted:
-            print(f"{site.path}:{site.line} {site.exception}: {site.message[:120]}")
-    for cause, count in counts.most_common():
-        print(f"{count:6} {cause}")
-    print(f"{total} places; {by_text} named by their text alone, the others by their place")
-    return 1 if counts["unknown"] else 0
+    parser.add_argument("--check", action="store_true", help="fail when the shipped table is stale")
+    arguments = parser.parse_args()
+    text = derive()
+    if arguments.check:
+        return int(TARGET.read_text(encoding="utf-8") != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

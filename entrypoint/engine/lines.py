@@ -32,24 +32,27 @@ _WRAPPERS = tuple(
         r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? "
         r"(?:\[[^\]]*\] ?|[\w.]+:\d+\] ?)+",  # vLLM
         r"(?P<prefix>DEBUG|INFO|WARNING|ERROR|CRITICAL):(?= )\s*",  # uvicorn, logging.basicConfig
+        r"\[\d\d:\d\d:\d\d(?: TP(?P<tp>\d+))?\] ",  # sglang before 0.4
         r"[\w.-]+:\d+:\d+ \[(?P<device>\d+)\] (?=(?:\S+ )?(?:NCCL|\[))",  # NCCL: host:pid:tid [device]
         r"(?:> ?|\$ |(?:\| )+(?=\S))",  # quoted in an issue
     )
 )
 _TP = re.compile(r"\bTP(\d+)")
+_ESCAPED = re.compile(r"\\n\s*(?:File \\?\"|Traceback|\[\d{4}-|(?:\w+\.)*\w+(?:Error|Exception)\b)|(?:\):|last\):)\\n")
 
 
 class Line(NamedTuple):
     """A message without its wrappers. ``rank``: the tensor-parallel rank that wrote it, None when unsaid;
     ``writer``: the rank's whole mark (``DP0 TP1 EP1``), so that pipeline stages stay apart; ``starts_record``: an
     engine's own prefix stands before it, so it is not the continuation of the record above; ``level``: the level
-    that the prefix names, in upper case, or an empty string."""
+    that the prefix names, in upper case, or an empty string; ``prefix``: what was taken off."""
 
     text: str
     rank: int | None
     writer: str
     starts_record: bool = False
     level: str = ""
+    prefix: str = ""
 
 
 def strip_ansi(text: str) -> str:
@@ -61,8 +64,8 @@ def unwrap(raw: str) -> Line:
     """The message in ``raw``, at most ``LONGEST`` characters of it, and who wrote it."""
     text = strip_ansi(raw[:LONGEST]).rstrip("\r\n")
     if text.startswith('{"') and ('"log"' in text or '"message"' in text or '"msg"' in text):
-        text = _from_json(raw) or text
-    rank, writer, starts_record, level = None, "", False, ""
+        text = (_from_json(raw) or text)[:LONGEST]
+    rank, writer, starts_record, level, whole = None, "", False, "", text
     for _ in range(6):
         for wrapper in _WRAPPERS:
             match = wrapper.match(text)
@@ -73,15 +76,29 @@ def unwrap(raw: str) -> Line:
         text = text[match.end() :]
         groups = match.groupdict()
         level = groups.get("level") or groups.get("prefix") or level
-        starts_record = starts_record or "fields" in groups or bool(level) or "device" in groups
+        # A level alone is no prefix of the engine's logger, which writes the time: any text can begin with ERROR:
+        starts_record = starts_record or not {"fields", "tp", "level", "device"}.isdisjoint(groups)
         if groups.get("fields"):
             writer = groups["fields"].strip()
             found = _TP.search(writer)
             rank = int(found[1]) if found else rank
-        for name in ("rank", "worker", "device"):
+        for name in ("rank", "worker", "device", "tp"):
             if rank is None and groups.get(name):
                 rank = int(groups[name])
-    return Line(text, rank, writer, starts_record, level)
+    return Line(text, rank, writer, starts_record, level, whole[: len(whole) - len(text)])
+
+
+def expand(raw: str) -> list[str]:
+    """The lines that one physical line holds: a JSON string or a JSON logger's message may hold a whole traceback, a
+    progress bar rewrites its line with ``\\r``. Nearly always the line itself."""
+    head = raw[:2].lstrip()[:1]
+    if head in ('"', "{"):
+        message = _from_json(raw.strip())
+        if message is not None and "\n" in message:
+            return message.split("\n")
+    if "\\n" in raw and _ESCAPED.search(raw):
+        return raw.replace("\\n", "\n").replace('\\"', '"').split("\n")
+    return raw.split("\r") if "\r" in raw else [raw]
 
 
 def _from_json(raw: str) -> str | None:
@@ -90,9 +107,11 @@ def _from_json(raw: str) -> str | None:
         document = json.loads(raw)
     except ValueError:
         return None
+    if isinstance(document, str):
+        return strip_ansi(document)
     for key in ("log", "message", "msg"):
         if isinstance(document, dict) and isinstance(document.get(key), str):
-            return strip_ansi(document[key][:LONGEST]).rstrip("\r\n")
+            return strip_ansi(document[key]).rstrip("\r\n")
     return None
 
 

@@ -202,6 +202,22 @@ class LogParser:
         own = [stage for writer, stage in self._stages.items() if self._ranks[writer] == rank]
         return max(min(own, key=STAGES.index, default="imports"), self._floor, key=STAGES.index)
 
+    def writers(self) -> tuple[str, ...]:
+        """Everybody who has written a stage line."""
+        return tuple(self._stages)
+
+    def span_of(self, writer: str) -> str | None:
+        """The catalogue's stage of one writer (``Line.writer``), None for one never heard of. A capture that has
+        ended is followed by warm-up work, as far as a failure is concerned."""
+        if self.fired_up:
+            return TAXONOMY_STAGE["serving"]
+        stage = self._stages.get(writer)
+        if stage is not None and STAGES.index(stage) < STAGES.index(self._floor):
+            stage = self._floor
+        if stage == "graphs" and (writer, stage) not in self._began:
+            return TAXONOMY_STAGE["autotune"]
+        return TAXONOMY_STAGE.get(stage) if stage else None
+
     def feed(self, line: str, now: float) -> list[Event]:
         """The events of one line, without its line end. ``now``: any monotonic clock, seconds."""
         events: list[Event] = []

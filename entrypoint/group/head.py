@@ -25,7 +25,7 @@ from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
 from ..supervisor.node import Node, NodeContext, Refusal
 from .coordinator import Coordinator, IncompatibleWorker, ReportedEnd
-from .identity import identity
+from .membership import identity
 from .messages import NEVER, Outcome, dump_reply, parse_report
 
 LOOK_EVERY = 0.2

@@ -22,8 +22,7 @@ from ..supervisor.launch import PlannedLaunch, PreparedLaunch
 from ..supervisor.monitors import Alarm
 from ..supervisor.node import Node, NodeContext, Refusal
 from ..supervisor.recovery import Recovery
-from . import address
-from .identity import gpus, identity
+from .membership import gpus, head_address, host_name, identity
 from .messages import NEVER, End, Outcome, Reply, Report, WorkerGpu, WorkerState, dump_report, parse_reply
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class GroupWorker(Node):
         super().__init__(context)
         self._settings = context.loaded.settings
         self._post, self._on_alarm, self._on_wait = context.post, context.on_alarm, context.on_wait
-        self._head = address.head_address(self._settings)
-        self._instance_id, self._host = uuid.uuid4().hex, address.host_name()
+        self._head = head_address(self._settings)
+        self._instance_id, self._host = uuid.uuid4().hex, host_name()
         self._state: WorkerState = "preparing"
         self._epoch: str | None = None
         self._identity: dict[str, str] = {}

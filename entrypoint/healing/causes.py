@@ -1,4 +1,4 @@
-"""The failure catalogue (`catalogue/*.toml`) as objects: causes with their actions, and the rules that name them."""
+"""The failure catalogue (`catalogue/*.toml`) as objects: causes, and the meanings of texts that show them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from .prefilter import required_literals
+
+_DIRECTORY = Path(__file__).parent / "catalogue"
+# Of two meanings that fit one line equally well, the one of the earlier file counts.
+MEANING_FILES = ("memory", "kernels", "running", "machine", "weights", "asked", "places")
+_TERM = re.compile(r"\{([a-z_]+)\}")
+
+
+class Expression:
+    """A regular expression that is only tried on texts with one of the literals that it needs."""
+
+    def __init__(self, text: str) -> None:
+        self.pattern = re.compile(text)
+        literals = required_literals(text)
+        # The longest first: they are the rarest.
+        self._literals = sorted(literals, key=len, reverse=True) if literals else None
+
+    def search(self, text: str) -> bool:
+        """Whether the expression is anywhere in ``text``, which is in lower case."""
+        if self._literals is not None:
+            for literal in self._literals:
+                if literal in text:
+                    break
+            else:
+                return False
+        return self.pattern.search(text) is not None
+
+
+class Message:
+    """A text in lower case that remembers which expressions it contains: meanings share their terms."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.lower()
+        self._known: dict[Expression, bool] = {}
+
+    def has(self, expression: Expression) -> bool:
+        """Whether ``expression`` is anywhere in the text."""
+        known = self._known.get(expression)
+        if known is None:
+            known = self._known[expression] = expression.search(self.text)
+        return known
 
 
 @dataclass(frozen=True)
@@ -25,132 +65,120 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Texts that show a cause, each with the words that it needs (`prefilter.py`).
+class Clause:
+    """Expressions that must all be in a message, and expressions that must not be."""
 
-    ``cause`` is a cause's name or a key of ``Catalogue.by_stage``; ``stages``: it only counts there (empty:
-    anywhere); ``frames``: the traceback above must name this; ``stage``: overrides the stage that was reached;
-    ``site``: the innermost frames above must name this; ``next_step``: advice that this evidence calls for,
-    instead of the cause's own.
-    See the head of `catalogue/causes.toml` for ``weight``.
-    """
+    present: tuple[Expression, ...]
+    absent: tuple[Expression, ...]
+
+    def holds(self, message: Message) -> bool:
+        """Whether ``message`` says this."""
+        return all(map(message.has, self.present)) and not any(map(message.has, self.absent))
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What shows a cause; the head of `catalogue/causes.toml` explains the fields. ``cause`` is a cause's name or a key
+    of ``Catalogue.by_stage``."""
 
     cause: str
     weight: int
-    texts: tuple[tuple[frozenset[str] | None, re.Pattern[str]], ...]
-    unless: re.Pattern[str] | None
+    says: tuple[Clause, ...]
+    unless: Expression | None
     stages: frozenset[str]
     frames: re.Pattern[str] | None
     stage: str | None
-    next_step: str = ""
-    site: re.Pattern[str] | None = None
+    next_step: str | None
 
-    def search(self, text: str, lowered: str) -> re.Match[str] | None:
-        """The first text that shows the cause; ``lowered`` is ``text`` in lower case."""
-        for words, pattern in self.texts:
-            if words is None or any(word in lowered for word in words):
-                match = pattern.search(text)
-                if match:
-                    return None if self.unless and self.unless.search(text) else match
-        return None
+    @classmethod
+    def bare(cls, cause: str, weight: int, next_step: str | None = None) -> Meaning:
+        """A meaning that is shown by something else than terms."""
+        return cls(cause, weight, (), None, frozenset(), None, None, next_step)
+
+    def fits(self, message: Message, frames: str, stage: str | None) -> bool:
+        """Whether a message with these ``frames`` above it, in this ``stage``, means the cause."""
+        if self.stages and stage and stage not in self.stages:
+            return False
+        if not any(clause.holds(message) for clause in self.says):
+            return False
+        if self.unless is not None and message.has(self.unless):
+            return False
+        return self.frames is None or self.frames.search(frames) is not None
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """``by_stage``: pseudo-cause -> stage -> cause, with the key ``default``; ``frames`` and ``marks``: expressions
-    that tell the stage from a traceback, and from the stage lines of other engines."""
+    """Everything that ships in `catalogue/`.
+
+    ``by_stage``: pseudo-cause -> stage -> cause, with the key ``default``; ``frames`` and ``marks``: expressions that
+    tell the stage from a traceback, and from the stage lines of other engines; ``subject``: expressions of
+    `lifecycle.toml`; ``xids``: Xid number -> what NVIDIA says has to be done.
+    """
 
     causes: Mapping[str, Cause]
-    rules: tuple[Rule, ...]
+    meanings: tuple[Meaning, ...]
     by_stage: Mapping[str, Mapping[str, str]]
     frames: tuple[tuple[str, re.Pattern[str]], ...]
     marks: tuple[tuple[str, re.Pattern[str]], ...]
+    subject: Mapping[str, re.Pattern[str]]
+    xids: Mapping[int, str]
+    xid_next: Mapping[str, str]
 
     def resolve(self, cause: str, stage: str | None) -> str:
-        """The cause that a rule's ``cause`` means at ``stage``."""
+        """The cause that a meaning's ``cause`` stands for at ``stage``."""
         table = self.by_stage.get(cause)
         return cause if table is None else table.get(stage or "default", table["default"])
-
-
-# Of two rules that fit one line equally well, the one of the earlier file counts.
-_RULES = ("memory", "kernels", "running", "places", "asked")
-
-
-@dataclass(frozen=True)
-class XidClass:
-    """Xid numbers that call for one thing. ``name``: reset, reboot or ignored; ``next_step``: that thing, in words."""
-
-    name: str
-    numbers: frozenset[int]
-    next_step: str
-
-    def rule(self) -> Rule:
-        """The rule for the kernel's line about such an Xid."""
-        numbers = "|".join(map(str, sorted(self.numbers)))
-        ignored = self.name == "ignored"
-        pattern = rf"xid ?\([^)]*\): ?(?:{numbers})\b|\bxid(?: error| code)?[ :=#]{{1,3}}(?:{numbers})\b"
-        texts = ((required_literals(pattern), _compile(pattern)),)
-        weight = 88 if ignored else 98
-        return Rule("none" if ignored else "gpu_lost", weight, texts, None, frozenset(), None, None, self.next_step)
-
-
-@cache
-def xid_classes() -> tuple[XidClass, ...]:
-    """NVIDIA's table of Xid numbers, by what they call for."""
-    return tuple(XidClass(name, frozenset(row["numbers"]), row["next"]) for name, row in _read("xids").items())
 
 
 @cache
 def catalogue() -> Catalogue:
     """The catalogue that ships with the package; read once."""
-    data = _read("causes") | _read("stages")
-    sites = _read("sites")
-    rules = [row for name in _RULES for row in _read(name)["rule"]]
+    data, lifecycle, xids = _read("causes"), _read("lifecycle"), _read("xids")
+    terms = _read("terms")["terms"]
     causes = {
         name: Cause(name, row["action"], row["stage"], row["summary"], row["next"])
         for name, row in data["cause"].items()
     }
     return Catalogue(
         causes,
-        (
-            *(kind.rule() for kind in xid_classes()),
-            *(_rule(row) for row in rules),
-            *(_site_rule(row) for row in sites["site"]),
-        ),
-        data["by_stage"] | sites["by_stage"],
-        tuple((row["stage"], _compile(row["re"])) for row in data["frame"]),
-        tuple((row["stage"], _compile(row["re"])) for row in data["mark"]),
+        tuple(_meaning(row, terms) for name in MEANING_FILES for row in _read(name)["meaning"]),
+        data["by_stage"],
+        tuple((row["stage"], re.compile(row["re"], re.IGNORECASE)) for row in lifecycle["frame"]),
+        tuple((row["stage"], re.compile(row["re"], re.IGNORECASE)) for row in lifecycle["mark"]),
+        {name: re.compile(text, re.IGNORECASE) for name, text in lifecycle["subject"].items()},
+        {number: kind for kind, numbers in xids["xid"].items() for number in numbers},
+        xids["next"],
     )
 
 
 def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "catalogue" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((_DIRECTORY / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _rule(row: Mapping[str, Any]) -> Rule:
-    return Rule(
+def _meaning(row: Mapping[str, Any], terms: Mapping[str, str]) -> Meaning:
+    return Meaning(
         cause=row["cause"],
         weight=row["weight"],
-        texts=tuple((required_literals(part), _compile(part)) for part in row["re"]),
-        unless=_compile(row["not"]) if "not" in row else None,
-        stages=frozenset(row.get("in", ())),
-        frames=_compile(row["frames"]) if "frames" in row else None,
+        says=tuple(_clause(text, terms) for text in row["says"]),
+        unless=_compile(row["unless"], terms) if "unless" in row else None,
+        stages=frozenset(row.get("stages", ())),
+        frames=re.compile(row["frames"], re.IGNORECASE | re.MULTILINE) if "frames" in row else None,
         stage=row.get("stage"),
-        next_step=row.get("next", ""),
+        next_step=row.get("next"),
     )
 
 
-# An exception's own line; its place decides only where its text says nothing (see the weights of `asked.toml`).
-_EXCEPTION = (
-    r"^(?:\w+\.)*\w*(?:error|exception|unavailable|rejected|mismatch|request|timeout|redirects|skipsample)\b(?::|$)"
-)
-_SITE_WEIGHT = 35
+def _clause(text: str, terms: Mapping[str, str]) -> Clause:
+    first, *others = text.split(" + ")
+    present = [first, *(part for part in others if not part.startswith("-"))]
+    absent = [part[1:] for part in others if part.startswith("-")]
+    return Clause(tuple(_compile(part, terms) for part in present), tuple(_compile(part, terms) for part in absent))
 
 
-def _site_rule(row: Mapping[str, Any]) -> Rule:
-    texts = ((None, _compile(_EXCEPTION)),)
-    return Rule(row["cause"], _SITE_WEIGHT, texts, None, frozenset(), None, None, site=_compile(row["re"]))
+@cache
+def _compiled(text: str) -> Expression:
+    return Expression(text)
 
 
-def _compile(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.IGNORECASE)
+def _compile(text: str, terms: Mapping[str, str]) -> Expression:
+    return _compiled(_TERM.sub(lambda match: f"(?:{terms[match[1]]})", text))

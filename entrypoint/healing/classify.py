@@ -8,20 +8,23 @@ ends with 137 for almost everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .causes import catalogue, xid_classes
-from .scan import ORDER, Boot, Hit, Scanner
+from ..engine.lines import unwrap
+from .causes import catalogue
+from .lifecycle import Hit, Run
+from .scan import Scanner
+from .unfold import unwrapped
 
 _WITHIN = 10  # scores that lie this near are decided by time
 _FLOOR = 10  # below this a hit is harmless
-# What goes on although the engine answers.
-_LASTING = frozenset({"nan_output", "degenerate_output", "gpu_lost"})
-# What is tried again by whoever met it: a later stage shows that it worked.
-_RETRIED = frozenset({"hub_unavailable", "hub_rate_limited", "download_stalled"})
-_GOES_ON = 20  # signs of life after a failure text: however the run ended later, that text did not end it
+ONLY_THAT_IT_ENDED = 33  # scores up to this say that something ended, not why
+KERNEL_SAYS = 96  # weights from this on are records of the kernel
+STRONG = 62  # from this score on a text names a cause, and the exit code adds nothing
+WEAK = 24  # up to this score a text says less than the exit code
+HEALTHY, NOTHING, CONFIDENCE_IN_EARLIER_RUN = 0.9, 0.6, 0.9
 _STOPPED = "a process was stopped by a signal from outside"
 _TEXT = 300  # characters of an evidence line
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:(?<=bearer )\S+|(?<=api[_-]key[=:])\S+)")
@@ -93,99 +96,112 @@ class Verdict:
 
 
 def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
-    """The verdict over ``lines`` (one line each, without line ends) and ``observed``. Never raises on any text."""
-    scanner = Scanner()
-    for number, line in enumerate(lines, 1):
+    """The verdict over ``lines`` (one line each, without line ends) and ``observed``. Never raises on any text.
+
+    With ``observed`` the lines are those of one run, which the caller has seen end; without, a log that may hold many.
+    """
+    scanner = Scanner(one_run=observed is not None)
+    for number, line in unwrapped(lines):
         scanner.feed(number, line)
     return judge(scanner, observed or Observed())
 
 
 def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
-    boot, earlier = _relevant(scanner)
-    best = _first_fatal(boot, scanner.lines, observed)
-    outside = _from_outside(boot, best, observed)
+    scanner.end()
+    run, earlier = _relevant(scanner)
+    best = _first_failure(run, over=observed.exit_code is not None or observed.signal is not None)
+    outside = _from_outside(run, best, observed)
     if outside is not None:
         cause, stage, confidence, text = outside
-        support = [] if cause == "none" else [hit for hit in boot.hits if hit.cause == cause][:3]
+        support = [] if cause == "none" else [hit for hit in run.hits if hit.cause == cause][:3]
         rank = support[0].rank if support else None
         evidence = (Evidence(0, text), *_evidence(support))
-        verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, boot)
+        verdict = _verdict(cause, observed.stage or stage, rank, confidence, evidence, run)
         return replace(verdict, outside=text == _STOPPED)
     if best is None:
-        return _nothing_found(boot, scanner.lines, observed)
-    same = [hit for hit in boot.hits if hit.cause == best.cause and hit is not best and not hit.soft]
-    confidence = _confidence(best) * (0.9 if earlier else 1.0)
+        return _nothing(scanner, run, observed)
+    same = [hit for hit in run.hits if hit.cause == best.cause and hit is not best and not hit.soft]
+    confidence = _confidence(best) * (CONFIDENCE_IN_EARLIER_RUN if earlier else 1.0)
     stage = best.stage or observed.stage or catalogue().causes[best.cause].stage
     evidence = _evidence(sorted({best.number: best, **{hit.number: hit for hit in same[:3]}}.values(), key=_number))
-    verdict = _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, boot)
-    advice = [hit.rule.next_step for hit in (best, *same) if hit.rule.next_step]
-    return replace(verdict, next_step=advice[0]) if advice else verdict
+    verdict = _verdict(best.cause, stage, best.rank, round(confidence, 2), evidence, run)
+    return replace(verdict, next_step=best.next_step) if best.next_step else verdict
 
 
-def _nothing_found(boot: Boot, lines: int, observed: Observed) -> Verdict:
-    """The verdict ``none``: the run works and the log shows it, or the log shows neither."""
-    past = [hit for hit in boot.hits if hit.cause != "none" and hit.score >= _FLOOR and not hit.soft]
-    seen = past[:3] or [hit for hit in boot.hits if hit.cause == "none"][:3]
-    stage = observed.stage or boot.stage_of("")
-    healthy = boot.ready or boot.life > 0
-    verdict = _verdict("none", stage, None, 0.9 if healthy else 0.4, _evidence(seen), boot)
-    if not healthy:
-        summary = f"nothing in {lines} lines is a known sign of a failure, and none shows that the server works"
-        return replace(verdict, summary=summary, next_step="look at the end of the log, or give the whole of it")
-    signs = [f"it became ready (line {boot.ready_at})"] if boot.ready else []
-    if boot.life:
-        signs.append(f"it worked on {boot.life} batches or requests, the last in line {boot.last_life}")
-    overcome = "; what failed before that was overcome" if past else "; no failure came after"
-    return replace(verdict, summary=f"the engine works: {' and '.join(signs)}{overcome}")
+def _nothing(scanner: Scanner, run: Run, observed: Observed) -> Verdict:
+    """No failure: the engine is healthy, or it was on its way, or nothing was recognised. Three different answers."""
+    seen = [hit for hit in run.hits if hit.cause == "none" or hit.of_request][:3]
+    stage = observed.stage or run.stage_of("")
+    if run.ready or run.answered or run.computed:
+        proof = [(run.ready, run.ready_text), (run.answered, run.answered_text)]
+        evidence = tuple(Evidence(number, _clean(unwrap(text).text)) for number, text in proof if number)
+        summary = ("healthy until it was told to stop: " if run.stopping else "healthy: ") + ", ".join(
+            [f"ready in line {run.ready}"] * bool(run.ready)
+            + [f"{run.answers} requests answered, the last in line {run.answered}"] * bool(run.answered)
+            + [f"the last batch in line {run.computed}"] * bool(run.computed)
+        )
+        own = [hit for hit in run.hits if hit.cause != "none" and not (hit.soft or hit.of_request)]
+        past = [hit for hit in own if hit.score >= _FLOOR and run.survived(hit)]
+        after = "what failed before that was overcome" if past else "no failure after that"
+        verdict = _verdict("none", stage, None, HEALTHY, (*evidence, *_evidence(past[:3] or seen)), run)
+        return replace(verdict, summary=f"{summary}; {after}")
+    verdict = _verdict("none", stage, None, NOTHING, _evidence(seen), run)
+    if seen:
+        return replace(verdict, summary="no failure of the engine: only warnings, or faults of single requests")
+    if run.advances:
+        summary = (
+            f"no failure up to line {run.advances[-1][0]}, where the engine had reached {stage}; the log ends there"
+        )
+        return replace(
+            verdict, summary=summary, next_step="if the engine is gone, look at what ended it: `dmesg`, the container"
+        )
+    return replace(
+        verdict,
+        summary=f"nothing recognised in {scanner.lines} lines: neither a failure nor a sign of health",
+        next_step="give the log of the engine from its start to its end, all ranks; this is no proof of health",
+    )
 
 
-def _relevant(scanner: Scanner) -> tuple[Boot, bool]:
-    """The last run; the last that failed when the last one shows nothing and has not become ready."""
-    nothing = Observed()
-    if not scanner.boot.ready and _first_fatal(scanner.boot, scanner.lines, nothing) is None:
-        for boot in reversed(scanner.boots[:-1]):
-            if boot.ended and _first_fatal(boot, scanner.lines, nothing) is not None:
-                return boot, True
-    return scanner.boot, False
+def _relevant(scanner: Scanner) -> tuple[Run, bool]:
+    """The last run, or the last that failed when the last one shows nothing yet."""
+    last = scanner.run
+    if not (last.ready or last.lives) and _first_failure(last) is None:
+        for run in reversed(scanner.runs[:-1]):
+            if run.ended and _first_failure(run) is not None:
+                return run, True
+    return last, False
 
 
-def _survived(hit: Hit, boot: Boot, ended: bool) -> bool:
-    """Whether the engine went on after ``hit``: it became ready, or worked on."""
-    if hit.cause in _LASTING:
-        return False
-    if ended:
-        return boot.life - hit.life >= _GOES_ON
-    if hit.cause in _RETRIED and boot.marked_at > hit.number:
-        return True
-    return boot.ready_at > hit.number or boot.last_life > hit.number
+def _first_failure(run: Run, *, over: bool = False) -> Hit | None:
+    """The first failure on the way to the end: of what the engine did not survive, the most telling.
 
-
-def _first_fatal(boot: Boot, lines: int, observed: Observed) -> Hit | None:
-    """The hit that explains the end of ``boot``: of those that say most, the first."""
-    ended = boot.died or observed != Observed(stage=observed.stage)
-    hits = [hit for hit in boot.hits if hit.score >= (2 * _FLOOR if hit.soft else _FLOOR)]
-    hits = [hit for hit in hits if not _survived(hit, boot, ended)]
-    hard = [hit for hit in hits if not hit.soft]
-    # A warning explains an end, or stands alone in a snippet; it does not condemn a server that goes on.
-    candidates = hard or [hit for hit in hits if boot.ended or (lines <= 5 and not hit.told)]
+    A warning explains an end, and so does what the engine survived at first; neither condemns a server that goes on.
+    ``over``: the run is known to have ended, whether its log says so or not.
+    """
+    own = [hit for hit in run.hits if not hit.of_request and hit.score >= _FLOOR and not run.asked_for(hit)]
+    candidates = [hit for hit in own if not hit.soft and not run.survived(hit)]
+    if (over or run.ended > run.ready) and max((hit.score for hit in candidates), default=0) <= ONLY_THAT_IT_ENDED:
+        late = [hit for hit in own if hit.number > run.ready and not run.outlived(hit)]
+        candidates += [hit for hit in late if run.ended > run.ready or not hit.soft]
     if not candidates:
         return None
+    # The kernel's word counts before everything that processes say of it.
+    candidates = [hit for hit in candidates if hit.meaning.weight >= KERNEL_SAYS] or candidates
     best = max(hit.score for hit in candidates)
     first = min((hit for hit in candidates if hit.score >= best - _WITHIN), key=lambda hit: (hit.number, -hit.score))
     return None if first.cause == "none" else first
 
 
-def lost_xids(numbers: Sequence[int]) -> list[int]:
-    """Return those of ``numbers`` after which a GPU cannot be used without a reset, a reboot or a new card."""
-    kinds = [kind for kind in xid_classes() if kind.name != "ignored"]
-    return [number for kind in kinds for number in numbers if number in kind.numbers]
+def lost_xids(numbers: Iterable[int]) -> list[int]:
+    """Return those after which a GPU is of no use before somebody acts, in order."""
+    return sorted(number for number in numbers if catalogue().xids.get(number) in ("reset", "reboot", "service"))
 
 
-def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
+def _from_outside(run: Run, best: Hit | None, observed: Observed) -> tuple[str, str | None, float, str] | None:
     """(cause, stage, confidence, evidence) where what was seen from outside decides."""
-    stage = observed.stage or boot.stage_of("")
-    strong = best is not None and best.score >= 62
+    stage = observed.stage or run.stage_of("")
+    strong = best is not None and best.score >= STRONG
     lost = lost_xids(observed.xids)
     if observed.stop_requested:
         return "none", stage, 0.99, "the stop was asked for"
@@ -202,10 +218,10 @@ def _from_outside(boot: Boot, best: Hit | None, observed: Observed) -> tuple[str
     if observed.hang and not strong:
         if observed.compiler_running:
             return "none", stage, 0.9, "a compiler is at work"
-        hung_in = "serving" if observed.hang == "serving" else _slowest(boot) or stage
+        hung_in = "serving" if observed.hang == "serving" else run.slowest() or stage
         cause = catalogue().resolve("stall", hung_in)
         return cause, observed.stage or hung_in, 0.85, "no progress for the patience of this stage"
-    if best is not None and best.score > 24:
+    if best is not None and best.score > WEAK:
         return None
     return _from_exit(stage, best, observed)
 
@@ -233,21 +249,19 @@ def _from_exit(stage: str | None, best: Hit | None, observed: Observed) -> tuple
     return None
 
 
-def _slowest(boot: Boot) -> str | None:
-    stages = [boot.stage_of(writer) for writer in boot.stages if writer or len(boot.stages) == 1]
-    known = [stage for stage in stages if stage is not None]
-    return min(known, key=ORDER.index, default=None)
-
-
 def _confidence(hit: Hit) -> float:
     if hit.cause == "unknown":
         return 0.3
-    value = 0.35 + 0.62 * min(max(hit.rule.weight - 10, 0) / 80, 1.0)
+    value = 0.35 + 0.62 * min(max(hit.meaning.weight - 10, 0) / 80, 1.0)
     return value * (0.7 if hit.soft else 1.0)
 
 
 def _evidence(hits: Iterable[Hit]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(hit.number, _SECRET.sub("***", hit.text[:_TEXT])) for hit in hits)
+    return tuple(Evidence(hit.number, _clean(hit.text)) for hit in hits)
+
+
+def _clean(text: str) -> str:
+    return _SECRET.sub("***", text[:_TEXT])
 
 
 def _number(hit: Hit) -> int:
@@ -255,10 +269,10 @@ def _number(hit: Hit) -> int:
 
 
 def _verdict(
-    cause: str, stage: str | None, rank: int | None, confidence: float, evidence: tuple[Evidence, ...], boot: Boot
+    cause: str, stage: str | None, rank: int | None, confidence: float, evidence: tuple[Evidence, ...], run: Run
 ) -> Verdict:
     entry = catalogue().causes[cause]
-    numbers = {name: value for name, value in boot.numbers.items() if name != "exit_code" or cause != "none"}
+    numbers = {name: value for name, value in run.numbers.items() if name != "exit_code" or cause != "none"}
     return Verdict(
         cause,
         entry.action,
@@ -269,5 +283,5 @@ def _verdict(
         entry.summary,
         entry.next_step,
         numbers,
-        tuple(boot.files),
+        tuple(run.files),
     )

@@ -16,7 +16,8 @@ class EngineConfigView:
     ``baseline_free_bytes``: free when the engine takes its memory baseline;
     ``reserve_bytes``: all that the account keeps beside weights and pool, ``graph_bytes`` of it for graphs;
     ``user_set``: settings whose value in force comes from the environment or a preset; ``alternatives``: per
-    backend setting the values allowed on this GPU, best first; ``flags``: engine flags given by name."""
+    backend setting the values allowed on this GPU, best first; ``flags``: engine flags given by name.
+    """
 
     device: str = "cuda"
     sm: int | None = None

@@ -29,7 +29,8 @@ class Remediation:
 
     ``action``: the catalogue's name for what is done; ``wait_for``: what must pass before the next start;
     ``repair``: checkpoint files to fetch again (empty with action repair_weights: whatever a full check finds);
-    ``restart``: False when the server is left alone or given up."""
+    ``restart``: False when the server is left alone or given up.
+    """
 
     action: str
     changes: tuple[Change, ...] = ()

@@ -47,7 +47,8 @@ class NvmlUnavailable(Exception):
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius."""
+    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius; ``clock_mhz``: of its
+    multiprocessors; ``throttle``: the reasons that slow it now."""
 
     index: int
     total_bytes: int
@@ -55,6 +56,9 @@ class GpuReading:
     utilization: float | None = None
     temperature: int | None = None
     watts: float | None = None
+    power_limit_watts: float | None = None
+    clock_mhz: int | None = None
+    throttle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,11 @@ def readings() -> tuple[GpuReading, ...]:
                 heat = _ask(nv.nvmlDeviceGetTemperature, handle, nv.NVML_TEMPERATURE_GPU)
                 load = None if busy is None else busy.gpu / 100
                 watts = _watts(nv.nvmlDeviceGetPowerUsage, handle)
-                found.append(GpuReading(index, int(memory.total), int(memory.used), load, heat, watts))
+                limit = _watts(nv.nvmlDeviceGetPowerManagementLimit, handle)
+                clock = _ask(nv.nvmlDeviceGetClockInfo, handle, nv.NVML_CLOCK_SM)
+                slowed = _throttle(nv, _ask(nv.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
+                sizes = int(memory.total), int(memory.used)
+                found.append(GpuReading(index, *sizes, load, heat, watts, limit, clock, slowed))
     return tuple(found)
 
 

@@ -189,13 +189,13 @@ class ServingMonitor:
         import httpx
 
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            activity = await self._client.activity()
-            now = time.monotonic()
-            self._hang_detector.metrics_answered(now, activity.waiting)
-            self._busy = activity.waiting > 0
-            if self._tokens is not None and activity.tokens != self._tokens:
-                self._hang_detector.tokens(now)
-            self._tokens = activity.tokens
+            scrape = await self._client.scrape()
+            self._status.serving.add(scrape)
+            self._hang_detector.metrics_answered(scrape.at, scrape.waiting)
+            self._busy = scrape.waiting > 0
+            if self._tokens is not None and scrape.tokens != self._tokens:
+                self._hang_detector.tokens(scrape.at)
+            self._tokens = scrape.tokens
 
     async def _send_liveness_request(self) -> None:
         import httpx

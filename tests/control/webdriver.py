@@ -36,6 +36,10 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
 
+    def content(self, selector: str) -> str:
+        """The text of an element, folded away or not."""
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
+
     def wait(self, script: str, seconds: float = 15.0) -> Any:
         """Until ``script`` returns something true."""
         end = time.monotonic() + seconds

@@ -16,7 +16,7 @@ from entrypoint.control import app as control
 from entrypoint.control import server
 from entrypoint.control.status import Status
 from entrypoint.errors import Stop
-from entrypoint.group import address, head, identity
+from entrypoint.group import head, membership
 from entrypoint.group import worker as worker_module
 from entrypoint.group.coordinator import Coordinator, GroupMember, IncompatibleWorker, ReportedEnd
 from entrypoint.group.messages import End, Refusal, Reply, Report
@@ -99,13 +99,13 @@ async def test_a_wrong_token_of_any_letters_is_refused() -> None:
 
 def test_a_token_that_no_header_carries_is_refused() -> None:
     with pytest.raises(Stop) as stop:
-        address.require(settings(control_token="two\nlines"))
+        membership.require(settings(control_token="two\nlines"))
     assert stop.value.exit_code == 78
     assert "two" not in stop.value.line()
 
 
 def test_the_head_is_at_node_0s_host() -> None:
-    assert address.head_address(settings(dist_init_addr="[fd00::1]:20000")) == "[fd00::1]:30001"
+    assert membership.head_address(settings(dist_init_addr="[fd00::1]:20000")) == "[fd00::1]:30001"
 
 
 async def test_whatever_breaks_the_link_it_goes_on_and_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,17 +223,17 @@ def test_nodes_of_two_releases_are_refused_before_they_misread_each_other(monkey
             snapshot=SimpleNamespace(bytes=7),
         ),
     )
-    mine = identity.identity(prepared)
-    monkeypatch.setattr(identity, "__version__", "0.0.9")
+    mine = membership.identity(prepared)
+    monkeypatch.setattr(membership, "__version__", "0.0.9")
     ledger = Coordinator(2, lease=10, instance_id="head")
-    ledger.hear(Report(1, "a", "h", "waiting", identity=identity.identity(prepared)), 0)
+    ledger.hear(Report(1, "a", "h", "waiting", identity=membership.identity(prepared)), 0)
     with pytest.raises(IncompatibleWorker, match=r"node 1 \(h\) has relaunch 0\.0\.9, node 0 has"):
         ledger.not_ready(mine, 1)
 
 
 def test_stages_that_do_not_fit_together_are_refused_by_name() -> None:
     def of(environment: dict[str, str]) -> dict[str, str]:
-        return identity.identity(
+        return membership.identity(
             cast(
                 Any,
                 SimpleNamespace(

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import EXIT_UNREADABLE, Stop
-from entrypoint.healing import causes
-from entrypoint.healing.causes import catalogue
 from entrypoint.healing.classify import Observed, classify
 from entrypoint.healing.explain import explain_file
-from entrypoint.healing.prefilter import required_literals
-from entrypoint.healing.scan import WORDS, Scanner
+from entrypoint.healing.scan import HIT_LIMIT, Scanner
 
 DATA = Path(__file__).parents[1] / "data"
 HANDED = Path(__file__).parents[2].parent / "shared" / "cases"
@@ -24,10 +19,6 @@ OWN = [json.loads(line) for line in (DATA / "failures" / "written.jsonl").read_t
 READY = "[2026-11-29 16:49:57] The server is fired up and ready to roll!"
 SIGQUIT = "[2026-11-29 16:50:01] SIGQUIT received. signum=None, frame=None. It usually means one child failed."
 ARGS = "[2026-11-29 16:30:36] server_args={'model_path': 'm', 'note': 'CUDA out of memory'}"
-
-# Handed cases whose given answer can be argued with, and why ours is the better one. None at present: where the
-# action is a stop that a known setting heals, the cause is the given one and the playbook heals (test_remedies_for.py).
-ARGUABLE: dict[str, str] = {}
 
 
 def read(name: str) -> list[str]:
@@ -49,53 +40,23 @@ def test_own_corpus_survives_what_wraps_a_log() -> None:
         assert right >= 0.98 * len(OWN), wrapper
 
 
-def test_every_line_that_a_rule_knows_passes_the_word_filter() -> None:
-    for case in OWN:
-        for line in case["text"].split("\n"):
-            if any(rule.weight > 33 and rule.search(line, line.lower()) for rule in catalogue().rules):
-                assert any(word in line.lower() for word in WORDS), line
-
-
 def test_the_handed_cases() -> None:
     if not HANDED.is_dir():
         return  # not everybody has them; the own corpus stands above
     wrong = []
-    for line in (HANDED / "failures.jsonl").read_text(encoding="utf-8").splitlines():
-        case = json.loads(line)
-        verdict = classify(case["text"].split("\n"))
-        if (verdict.cause, verdict.action) != (case["cause"], case["action"]) and case["id"] not in ARGUABLE:
-            wrong.append((case["kind"], case["id"], verdict.cause))
-    assert [item for item in wrong if item[0] == "log"] == []
-    assert len(wrong) <= 3, wrong
+    for name in ("failures.jsonl", "reports-2.jsonl"):
+        for line in (HANDED / name).read_text(encoding="utf-8").splitlines():
+            case = json.loads(line)
+            verdict = classify(case["text"].split("\n"))
+            others = re.search(r"defensible too: ([\w, ]+)", case["note"] or "")
+            if verdict.cause not in (case["cause"], *(others[1].split(", ") if others else ())):
+                wrong.append((case["id"], verdict.cause))
+    assert wrong == []
     for name, expected in json.loads((HANDED / "logs" / "expected.json").read_text(encoding="utf-8")).items():
         verdict = explain_file(HANDED / "logs" / name)
         assert (verdict.cause, verdict.action, verdict.stage) == tuple(
             expected[key] for key in ("cause", "action", "stage")
         ), name
-
-
-def test_no_rule_is_a_whole_line_of_a_case() -> None:
-    texts = [case["text"] for case in OWN]
-    if HANDED.is_dir():
-        lines = (HANDED / "failures.jsonl").read_text(encoding="utf-8").splitlines()
-        texts += [json.loads(line)["text"] for line in lines]
-    lines = {line.lower() for text in texts for line in text.split("\n") if len(line) > 32}
-    for path in sorted((Path(causes.__file__).parent / "catalogue").glob("*.toml")):
-        for rule in tomllib.loads(path.read_text(encoding="utf-8")).get("rule", ()):
-            for run in re.split(r"\\[a-z]\??|\.\{[\d,]+\}|\|\(|[|()\[\]*+?^$]", " ".join(rule["re"])):
-                literal = run.replace("\\", "").lower().strip()
-                for line in lines:
-                    assert line not in literal, (rule["cause"], line)
-                    assert literal not in line or len(literal) < 0.9 * len(line), (rule["cause"], line)
-
-
-def test_the_catalogue_is_closed_and_whole() -> None:
-    causes = catalogue().causes
-    assert len(causes) == 39
-    for rule in catalogue().rules:
-        assert rule.cause in causes or rule.cause in catalogue().by_stage
-    for table in catalogue().by_stage.values():
-        assert set(table.values()) <= set(causes) and "default" in table
 
 
 def test_a_healthy_boot_and_a_cut_off_boot_are_none() -> None:
@@ -235,9 +196,9 @@ def test_the_last_run_of_a_log_counts() -> None:
         "ValueError: Port is already in use. dist_init_port=1",
     ]
     assert classify([*first, *second, SIGQUIT]).cause == "port_in_use"
-    starting = classify([*first, ARGS, "[2026-11-29 16:41:08 TP0] Init parallel begin."])
-    assert starting.cause == "oom_load", "the last failure, while the last run shows nothing yet"
-    assert classify([*first, ARGS, READY]).cause == "none", "a later run that became ready: it is over"
+    assert classify([*first, *second[:2]]).cause == "oom_load", "the last failure, while the last run shows nothing yet"
+    healthy = classify([*first, ARGS, READY])
+    assert (healthy.cause, "ready in line 6" in healthy.summary) == ("none", True), "the second run is healthy"
 
 
 def test_numbers_and_files_are_taken_out() -> None:
@@ -271,49 +232,152 @@ def test_the_document_is_the_contract() -> None:
     assert 0 < document["confidence"] <= 1
 
 
-def test_explain_reads_any_file(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    decode = "[2026-11-29 16:50:01 TP0] Decode batch, #running-req: 8, #token: 32024, token usage: 0.03\n"
-    noise = b"\x00\xff\xfe" * 300_000 + b"\n" + b"x" * 2_000_000 + b"\n"
-    start = b"starting\n" * 8_000  # a file that begins with bytes that are no text is refused
-    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\r\n"
-    log.write_bytes(start + noise + READY.encode() + b"\n" + decode.encode() * 40_000 + oom.encode() + SIGQUIT.encode())
-    verdict = explain_file(log)
-    assert verdict.cause == "oom_runtime"
-    assert verdict.evidence[0].line == 48_004
-    with pytest.raises(Stop) as stop:
-        explain_file(tmp_path / "absent.log")
-    assert stop.value.exit_code == EXIT_UNREADABLE
-
-
 def test_a_log_full_of_failures_stays_bounded() -> None:
     scanner = Scanner()
     for number in range(30_000):
         scanner.feed(number, f"RuntimeError: CUDA error: an illegal memory access was encountered, try {number % 7}")
-    assert len(scanner.boot.hits) <= 4000
+    assert len(scanner.run.hits) <= HIT_LIMIT
+
+
+SERVING = "[2026-11-29 16:50:00 TP0] Decode batch, #running-req: 8, #token: 32024, token usage: 0.03"
+ANSWERED = '[2026-11-29 16:50:02] INFO:     127.0.0.1:4711 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+RETRY = "ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. Retrying in 1s [Retry 1/5]."
 
 
 @pytest.mark.parametrize(
-    ("expression", "text"),
+    "lines",
     [
-        ("(?:out|ran) of memory", "ran of memory"),
-        ("colou?r (red|blue)", "color blue"),
-        ("[abc]+x{2,3}yz \\(done\\)", "axxyz (done)"),
-        ("(?<!no )failed", "it failed"),
-        ("a|bcd", "a"),
+        [RETRY, "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB"],
+        [
+            "Fetching 83 files:   0%|          | 0/83",
+            RETRY,
+            "[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=9 GB",
+        ],
+        ["[2026-11-29 16:41:08 TP0] RuntimeError: NCCL error: unhandled system error", READY],
+        [READY, "UserWarning: CUDA error: an illegal memory access is what this option looks for", ANSWERED],
+        [
+            "WARNING 11-29 16:41:08 [utils.py:1] FlashInfer is not available. Falling back to the PyTorch-native sampler."
+        ],
+        ["[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0", READY],
     ],
 )
-def test_the_words_that_an_expression_needs_are_in_what_it_matches(expression: str, text: str) -> None:
-    assert re.search(expression, text)
-    words = required_literals(expression)
-    assert words is None or any(word in text for word in words)
+def test_what_the_engine_survived_is_not_a_failure(lines: list[str]) -> None:
+    assert classify(lines).cause == "none"
 
 
-def test_the_words_of_the_catalogue_are_in_what_it_matches() -> None:
-    """On every line of the corpus: trying the words first changes no answer."""
-    for line in {line for case in OWN for line in case["text"].split("\n")}:
-        for rule in catalogue().rules:
-            for words, pattern in rule.texts:
-                match = pattern.search(line)
-                if match and words is not None:
-                    assert any(word in line.lower() for word in words), (pattern.pattern, line)
+CLIENT = """[2026-11-29 16:50:01] Exception in ASGI application
+Traceback (most recent call last):
+  File "/x/uvicorn/protocols/http/httptools_impl.py", line 409, in run_asgi
+    result = await app(
+  File "/x/sglang/srt/entrypoints/openai/serving_chat.py", line 100, in _process_messages
+    raise ValueError(error)
+{}"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "jinja2.exceptions.TemplateError: Conversation roles must alternate user/assistant/user/assistant/...",
+        "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f>",
+        "ValueError: The input (300000 tokens) is longer than the model's context length (202752 tokens).",
+        "KeyError: 'weight'",
+        "RuntimeError: CUDA out of memory in my prompt",
+    ],
+)
+def test_a_fault_of_one_request_is_not_one_of_the_engine(error: str) -> None:
+    verdict = classify([READY, *CLIENT.format(error).split("\n"), SERVING])
+    assert verdict.cause == "none"
+    assert verdict.summary.startswith("healthy")
+
+
+def test_three_answers_where_nothing_failed() -> None:
+    """Healthy, on its way, and nothing recognised are three things, and each says what it rests on."""
+    healthy = classify([READY, ANSWERED])
+    assert (healthy.cause, healthy.summary[:7]) == ("none", "healthy")
+    assert [item.line for item in healthy.evidence] == [1, 2]
+    coming = classify(["[2026-11-29 16:41:08 TP0] Load weight begin. avail mem=93.86 GB"])
+    assert coming.cause == "none" and "had reached weight_load" in coming.summary
+    strange = classify(["lorem ipsum dolor sit amet"] * 40)
+    assert strange.cause == "none" and "nothing recognised in 40 lines" in strange.summary
+    assert "no proof of health" in strange.next_step
+
+
+PLACED = (
+    "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus",
+    "OSError: [Errno 28] No space left on device",
+    "RuntimeError: The NVIDIA driver on your system is too old",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+    "NaN detected! sampler: next_token_logits",
+    "ERROR: [Errno 98] Address already in use",
+)
+ECHOES = (
+    "[2026-11-29 16:50:01 TP0] Hit invalid regex: key_string='{}', e=ValueError('x')",
+    "[2026-11-29 16:50:01 TP0] Hit invalid json_schema: key_string='{}'",
+    "[2026-11-29 16:50:01] Model attempted to call undefined function: a\n{}",
+    "[2026-11-29 16:50:01] Error in request: {}",
+    "[2026-11-29 16:50:01] Receive: obj=GenerateReqInput(text='{}')",
+    "INFO 11-29 16:50:01 [logger.py:36] Received request chat-1: prompt: '{}'",
+)
+KILLED = "[2026-11-29 16:51:00] Subprocess scheduler_0 (pid=7) crashed with exit code -9."
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("text", PLACED)
+def test_words_of_a_prompt_are_no_evidence(echo: str, text: str) -> None:
+    """What a client makes the engine log changes no verdict, with real line ends neither."""
+    lines = [READY, *echo.format(text).split("\n"), SERVING, KILLED, SIGQUIT]
+    verdict = classify(lines, Observed(exit_code=137))
+    assert verdict.cause == "killed"
+    assert text not in json.dumps(verdict.document())
+
+
+def test_text_of_a_client_starts_no_run_and_moves_no_stage() -> None:
+    begin = "[2026-11-29 16:50:01] server_args={'model_path': 'm'}"
+    stage = "[2026-11-29 16:50:01 TP7] Load weight begin. avail mem=0.01 GB"
+    crash = ["AssertionError: dec_lock_ref on node with node.swa_lock_ref=0", SIGQUIT]
+    verdict = classify([READY, begin, stage, *crash], Observed(exit_code=137))
+    assert (verdict.cause, verdict.stage) == ("engine_crash", "serving")
+    assert "baseline_free" not in verdict.numbers
+
+
+@pytest.mark.parametrize(
+    ("xid", "cause", "advice"),
+    [
+        (8, "engine_crash", "report the traceback"),
+        (31, "engine_crash", "report the traceback"),
+        (48, "gpu_lost", "reset the GPU"),
+        (64, "gpu_lost", "reset the GPU"),
+        (79, "gpu_lost", "power cycle"),
+        (95, "gpu_lost", "reset the GPU"),
+        (109, "gpu_lost", "reset the GPU"),
+        (119, "gpu_lost", "reset the GPU"),
+        (140, "gpu_lost", "reset the GPU"),
+        (143, "gpu_lost", "power cycle"),
+        (145, "gpu_lost", "reset the GPU"),
+        (149, "gpu_lost", "reset the GPU"),
+        (63, "none", ""),
+    ],
+)
+def test_an_xid_means_what_nvidia_says(xid: int, cause: str, advice: str) -> None:
+    verdict = classify([f"[ 1843.308145] NVRM: Xid (PCI:0000:b3:00): {xid}, pid=4711, name=python3, something"])
+    assert verdict.cause == cause
+    assert advice in verdict.next_step
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ('Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]', "toolkit"),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "fabricmanager",
+        ),
+        ("Failed to initialize NVML: Driver/library version mismatch", "reboot"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "newer driver"),
+        ("[rank1]: RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error", "GLOO_SOCKET_IFNAME"),
+        ("Failed: Cuda error custom_all_reduce.cuh:307 'peer access is not supported'", "--disable-custom-all-reduce"),
+    ],
+)
+def test_the_advice_comes_with_the_evidence(line: str, advice: str) -> None:
+    assert advice in classify([line]).next_step

@@ -115,3 +115,18 @@ def test_marks_and_readings_in_a_tool_name_move_nothing() -> None:
     forged = f"{STAMP[:-1]} TP7] Load weight end. elapsed=1 s, avail mem=0.01 GB, mem usage=9999 GB."
     assert parser.feed(forged, 2.0) == []
     assert parser.stage == "serving"
+
+
+def test_an_orderly_stop_is_no_end() -> None:
+    stop = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+    gone = [
+        f"{STAMP} {text}" for text in (stop, "kill_process_tree called: parent_pid=640, include_parent=False, pid=640")
+    ]
+    verdict = classify([READY, ANSWERED, *gone])
+    assert verdict.cause == "none"
+    assert "told to stop" in verdict.summary
+
+
+def test_a_clients_text_hides_no_failure_that_reads_the_same() -> None:
+    echo = [f"{STAMP} Model attempted to call undefined function: a", *CLIENT_TEXTS]
+    assert classify([READY, *echo * 12, f"{STAMP} {CLIENT_TEXTS[1]}", CRASHED]).cause == "disk_full"

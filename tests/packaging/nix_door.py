@@ -21,7 +21,7 @@ from docker_engine import ROOT, python312
 
 STAND_IN = ROOT / "tests/packaging/nix/nixpkgs"
 # What the flake reads; a clone has more, which must not be copied into the store with it.
-SOURCES = ("flake.nix", "flake.lock", "nix", "entrypoint", "env", "locks", "pyproject.toml", "tests")
+SOURCES = ("flake.nix", "flake.lock", "nix", "entrypoint", "env", "locks", "pyproject.toml", "scripts", "tests")
 SETTINGS = """\
 experimental-features = nix-command flakes
 sandbox = false
