@@ -55,6 +55,24 @@ _DSA = {
     "Dots3NoteForCausalLM",
     "HYV4ForCausalLM",
 }
+# Served without their encoders unless --enable-multimodal asks for them (configs/model_config.py: mm_disabled_models).
+_TEXT_ALONE = {
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "Step3VLForConditionalGeneration",
+    "InklingForConditionalGeneration",
+}
+# Tensors of these are known from headers alone: nothing here generates their towers, or their layers.
+KNOWN_BY_HEADERS = {
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "NemotronHForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+}
 _SENSES = re.compile(r"vision|audio|visual|image|speech")
 MOST_LAYERS = 4096  # more are no model; tensors are generated one layer at a time
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -64,7 +82,8 @@ _ITEMSIZE = {"float64": 8, "float32": 2, "float16": 2, "half": 2, "bfloat16": 2,
 
 @dataclass(frozen=True)
 class Geometry:
-    """Counts and widths; bytes nowhere but ``itemsize``, the model dtype's (sglang runs float32 models in half)."""
+    """Counts and widths; bytes nowhere but ``itemsize``, the model dtype's (sglang runs float32 models in half).
+    ``pictures``: by what the engine multiplies its own fraction of static memory, to leave room for an encoder."""
 
     architecture: str
     family: str
@@ -104,6 +123,7 @@ class Geometry:
     kinds: LayerKinds
     ssm_itemsize: int
     multimodal: bool
+    pictures: float
     vision: tuple[int, ...]  # depth, width, inner width, values of a patch, positions, merged width
     index_topk: int = 0  # positions that sparse attention reads
 
@@ -190,10 +210,21 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         indexer_layers=frozenset(i for i in range(layers) if not _skips_topk(text, i)) if dsa else frozenset(),
         kinds=kinds,
         ssm_itemsize=2 if str(text.get("mamba_ssm_dtype")) in ("bfloat16", "float16") else 4,
-        multimodal="vision_config" in config,
+        multimodal="vision_config" in config and architecture not in _TEXT_ALONE,
+        pictures=_pictures(config.get("vision_config")) if architecture not in _TEXT_ALONE else 1.0,
         vision=_vision(config.get("vision_config")),
         index_topk=whole(text, "index_topk"),
     )
+
+
+def _pictures(vision: Any) -> float:
+    """arg_groups/memory_hook.py:adjust_mem_fraction_for_vlm: a tower of 24 layers of 1,024 gives 0.95, a larger one
+    less. Towers that say ``depth`` count as 24 layers there."""
+    if not isinstance(vision, Mapping):
+        return 1.0
+    wide = whole(vision, "hidden_size", default=1024)
+    size = whole(vision, "num_hidden_layers", default=24) * wide * wide / (24 * 1024 * 1024)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
 def _vision(vision: Any) -> tuple[int, ...]:

@@ -201,5 +201,6 @@ def of(text: Config, architecture: str, count: int) -> LayerKinds:
             attending = frozenset(i for i, letter in enumerate(letters) if letter == "*")
             experts = frozenset(i for i, letter in enumerate(letters) if letter == "E")
         return LayerKinds(attending, linear=linear, state=hybrid.state(text), experts=experts)
-    sliding = _SLIDING.get(architecture, lambda *_: frozenset())(text, count)
+    says = _SLIDING.get(architecture)
+    sliding = says(text, count) if says else frozenset()
     return LayerKinds(every, sliding, window=_window(text) if sliding else WindowHeads())

@@ -19,6 +19,8 @@ from typing import Any
 
 from ..errors import EXIT_UNAVAILABLE, Stop
 
+# Bytes left after the weights at which the engine is asked how many tokens its pools would hold.
+BUDGETS = (8 << 30, 72 << 30)
 # Imports take ten seconds on a slow disk, each model one more.
 TIMEOUT = 300.0
 
@@ -41,7 +43,7 @@ class Question:
 class Answer:
     """``error``: the engine's exception, None when it accepts; ``weights``: bytes of rank 0's parameters and buffers as
     built, None when it was not built; ``resolved``: what it would run with; ``tokens``: what its pools would hold in
-    each of `acceptance_child.BUDGETS`, empty where that was not found out."""
+    each of ``BUDGETS``, empty where that was not found out."""
 
     id: str
     error: str | None
@@ -81,7 +83,7 @@ def answers(questions: Sequence[Question], environ: Mapping[str, str]) -> Iterat
     env = {**environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("acceptance_child.py"))]
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        json.dump([vars(question) for question in questions], asked)
+        json.dump({"budgets": BUDGETS, "questions": [vars(question) for question in questions]}, asked)
         asked.seek(0)
         with subprocess.Popen(command, env=env, stdin=asked, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
             clock = threading.Timer(TIMEOUT + 60 * len(questions), child.kill)

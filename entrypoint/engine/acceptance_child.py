@@ -1,6 +1,6 @@
 """Runs in a process of its own: the engine's argument resolution and its model class, for one rank, without a GPU.
 
-Reads a JSON list of questions from stdin, all about one kind of GPU, and prints one JSON answer a line. The card is
+Reads questions (JSON) from stdin, all about one kind of GPU, and prints one JSON answer a line. The card is
 faked, the class is built on torch's meta device in a fake process group, and packages that load libcuda are replaced,
 so that it shows what the engine selects and refuses, not that kernels run. Nothing is read of the weights.
 """
@@ -180,10 +180,6 @@ def _groups(torch: Any, arguments: Any, view: Any) -> None:
     _module("sglang.srt.layers.dp_attention").initialize_dp_attention(server_args=arguments)
 
 
-# Bytes left after the weights at which the engine is asked how many tokens its pools would hold.
-BUDGETS = (8 << 30, 72 << 30)
-
-
 def build(torch: Any, arguments: Any, view: Any) -> tuple[Any, Any]:
     """(the model of rank 0, its ModelConfig). Raises whatever the engine raises."""
     _groups(torch, arguments, view)
@@ -220,9 +216,9 @@ def weigh(model: Any) -> int:
     return total
 
 
-def pool_tokens(arguments: Any, view: Any, model: Any, config: Any) -> list[int]:
-    """Tokens that the engine's own formula gives its pools for each of ``BUDGETS`` (mem_cache/kv_cache_configurator.py,
-    model_executor/pool_configurator.py). Raises whatever the engine raises."""
+def pool_tokens(arguments: Any, view: Any, model: Any, config: Any, budgets: list[int]) -> list[int]:
+    """Tokens that the engine's own formula gives its pools in each of ``budgets`` bytes, left after the weights
+    (mem_cache/kv_cache_configurator.py, model_executor/pool_configurator.py). Raises whatever the engine raises."""
     parallel = _module("sglang.srt.runtime_context").get_parallel()
     parts = "sglang.srt.model_executor.model_runner_components"
     algorithm = _module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.from_string(view.speculative_algorithm)
@@ -265,7 +261,7 @@ def pool_tokens(arguments: Any, view: Any, model: Any, config: Any) -> list[int]
         token_to_kv_pool_allocator=None,
         memory_pool_config=None,
     )
-    return [_tokens_in(configurator, view, budget) for budget in BUDGETS]
+    return [_tokens_in(configurator, view, budget) for budget in budgets]
 
 
 def _tokens_in(configurator: Any, view: Any, budget: int) -> int:
@@ -279,7 +275,7 @@ def _tokens_in(configurator: Any, view: Any, budget: int) -> int:
     return int(configurator.config_from_budget(int(rest * (1 << 30))).max_total_num_tokens)
 
 
-def answer(torch: Any, question: dict[str, Any]) -> dict[str, Any]:
+def answer(torch: Any, question: dict[str, Any], budgets: list[int]) -> dict[str, Any]:
     """The engine's answer to one question: its exception, or what it resolved, what rank 0 would weigh and what its
     pools would hold."""
     found: dict[str, Any] = {"id": question["id"], "error": None, "weights": None, "resolved": None, "tokens": None}
@@ -294,7 +290,7 @@ def answer(torch: Any, question: dict[str, Any]) -> dict[str, Any]:
         found["error"] = f"{type(error).__name__}: {error}"[:600]
     if found["error"] is None:
         try:
-            found["tokens"] = pool_tokens(arguments, view, model, config)
+            found["tokens"] = pool_tokens(arguments, view, model, config, budgets)
         except Exception as error:  # of a size that was asked here alone
             found["tokens_error"] = f"{type(error).__name__}: {error}"[:600]
     return found
@@ -330,7 +326,8 @@ def _marlin_supported() -> None:
 def main() -> None:
     """Answer every question of stdin, each in a fork of its own: a model built leaves its groups behind."""
     warnings.simplefilter("ignore")
-    questions = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
+    questions = asked["questions"]
     first = questions[0]
     torch = fake_card(first["sm"], first["name"], first["gpus"])
     logging.disable(logging.WARNING)
@@ -347,7 +344,7 @@ def main() -> None:
             os.close(reading)
             with os.fdopen(os.dup(2), "w") as errors, os.fdopen(writing, "w") as out:
                 os.dup2(errors.fileno(), 1)
-                out.write(json.dumps(answer(torch, question), default=str))
+                out.write(json.dumps(answer(torch, question, asked["budgets"]), default=str))
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as pipe:

@@ -17,10 +17,11 @@ MAMBA_SLOTS = 5
 @dataclass(frozen=True)
 class Pools:
     """``cell``: bytes per token of the KV pools of one stage. ``state``: bytes of one request slot of
-    linear-attention state (0: none)."""
+    linear-attention state (0: none); ``fixed``: bytes that are taken before the first token."""
 
     cell: float
     state: int = 0
+    fixed: float = 0.0
 
     def tokens(
         self,
@@ -41,7 +42,7 @@ class Pools:
             if slots is None:
                 slots = max(0, int((rest * ratio / (1 + ratio) - self.state) // self.state))
             taken = (slots + 1) * self.state
-        tokens = int(max(0.0, rest - taken) // self.cell) if self.cell else 0
+        tokens = int(max(0.0, rest - taken - self.fixed) // self.cell) if self.cell else 0
         return tokens // page * page, taken
 
 

@@ -22,16 +22,18 @@ from ..config.schema import SECRETS
 from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import canary, command
+from ..engine.acceptance import Answer
 from ..engine.client import EngineClient, same_launch
 from ..engine.command import Command
 from ..engine.run import Run
-from ..errors import Stop, unwritable
+from ..errors import EXIT_UNAVAILABLE, Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan
 from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
 from ..units import format_bytes
+from . import engine_answer
 from .loader_options import with_loader_options
 from .logs import Log
 
@@ -73,6 +75,7 @@ class Launch:
         self._environ, self._log, self._status = environ, log, status
         self._progress_logged = 0.0
         self._caches_worked = False
+        self._answers: dict[str, Answer] = {}
         self.scrub = from_environment(environ, SECRETS)
 
     async def prepare(self, loaded: Loaded, inventory: Inventory) -> PreparedLaunch:
@@ -110,14 +113,26 @@ class Launch:
 
     async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         """Make this host's plan and the engine's command. ``changes``: what healing has changed."""
-        from ..plan.make import make
-
-        loaded, inventory = prepared.loaded, prepared.inventory
-        made = await asyncio.to_thread(
-            make, loaded, inventory, prepared.checkpoint, learned=prepared.learned, changes=changes
-        )
+        inventory = prepared.inventory
+        made = await asyncio.to_thread(self._make, prepared, changes)
         made = await asyncio.to_thread(with_loader_options, made, inventory, prepared.snapshot.path)
         return await self.adopt(prepared, made)
+
+    def _make(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> Plan:
+        """The plan, with the engine's own sizes for a model that is not known well enough. Blocking."""
+        from ..plan.make import make
+
+        def once(checkpoint: Checkpoint) -> Plan:
+            return make(prepared.loaded, prepared.inventory, checkpoint, learned=prepared.learned, changes=changes)
+
+        path = str(prepared.snapshot.path)
+        try:
+            return engine_answer.planned(once, prepared.checkpoint, path, self._environ, answers=self._answers)[0]
+        except Stop as stop:
+            if stop.exit_code != EXIT_UNAVAILABLE:
+                raise
+            self._log.warning(stop.line())
+            return once(prepared.checkpoint)
 
     async def adopt(self, prepared: PreparedLaunch, made: Plan) -> PlannedLaunch:
         """Put a plan in force: this host's own, or that of the group's head. Raises Stop (73) when a directory that

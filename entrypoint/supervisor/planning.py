@@ -13,9 +13,9 @@ from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
 from ..host import discover
-from ..plan import Plan
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
+from . import engine_answer
 from .loader_options import with_loader_options
 
 
@@ -31,35 +31,22 @@ def plan_document(
     loaded.check_engine_args()
     checkpoint, model_path = _checkpoint(loaded, environ, on_note)
     known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
-    plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
+    learned = known.read() if loaded.settings.learn else None
+    plan, answer = engine_answer.planned(
+        lambda found: make(loaded, box, found, learned=learned), checkpoint, str(model_path), environ, always=ask_engine
+    )
     plan = with_loader_options(plan, box, model_path)
     built = command.build(loaded, box, plan, model_path, environ)
     document = plan.document(list(built.argv), built.env)
-    if ask_engine and plan.feasible and plan.device == "cuda":
-        _add_answer(document, plan, str(model_path), environ)
+    if answer is not None:
+        document["engine_answer"] = answer.document()
+        if answer.error and document["feasible"]:
+            document["feasible"] = False
+            document["reasons"] = (
+                *document["reasons"],
+                f"the engine itself refuses this plan: {answer.error}",
+            )
     return document, EXIT_OK if document["feasible"] else EXIT_CONFIG
-
-
-def _add_answer(document: dict[str, Any], plan: Plan, model: str, environ: Mapping[str, str]) -> None:
-    """What the installed engine says of ``plan``, as ``engine_answer``; its refusal as a reason."""
-    from ..engine import acceptance
-
-    card = plan.gpus[0]
-    ours = ("--load-format", "--model-loader-extra-config", "--served-model-name")
-    question = acceptance.Question(
-        id=model,
-        model=model,
-        flags=acceptance.without(plan.flags, ours),
-        sm=min(int(gpu["sm"]) for gpu in plan.gpus),
-        name=str(card["name"]),
-        mem_mib=min(int(gpu["total_bytes"]) for gpu in plan.gpus) >> 20,
-        gpus=len(plan.gpus),
-    )
-    answer = acceptance.ask([question], environ)[0]
-    document["engine_answer"] = answer.document()
-    if answer.error:
-        document["feasible"] = False
-        document["reasons"] = (*document["reasons"], f"the engine itself refuses this plan: {answer.error}")
 
 
 def _checkpoint(

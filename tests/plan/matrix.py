@@ -18,7 +18,7 @@ from planned import h200, rtx
 from entrypoint import plan
 from entrypoint.config import settings
 from entrypoint.engine import acceptance
-from entrypoint.engine.acceptance_child import BUDGETS
+from entrypoint.engine.acceptance import BUDGETS
 from entrypoint.host.inventory import Gpu, Inventory
 from entrypoint.plan import gpu
 from entrypoint.plan.constraints import gather
@@ -84,10 +84,10 @@ class Cell:
 
     @property
     def weight_error(self) -> float | None:
-        """How far the planned weights are from the engine's parameters, as a share."""
-        if not self.answer or not self.answer.weights or not self.planned.per_gpu:
+        """How far the planned tensors are from the engine's parameters as built, as a share."""
+        if not self.answer or not self.answer.weights:
             return None
-        return self.planned.per_gpu[0].weights_bytes / self.answer.weights - 1
+        return published.built(self.model, self.planned, BOXES[self.box].gpus[0].sm) / self.answer.weights - 1
 
     @property
     def token_error(self) -> float | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from entrypoint import plan
+from entrypoint.checkpoint import geometry
 from entrypoint.checkpoint import model as checkpoint
 from entrypoint.checkpoint.safetensors import DTYPE_BITS, TensorGroups
 from entrypoint.host.inventory import Gpu, Inventory
+from entrypoint.plan import extra_weights, solve
+from entrypoint.plan.sharding import Parallel
 
 CASES = Path(__file__).with_name("cases")
 
@@ -73,6 +78,19 @@ def _box(found: dict[str, Any]) -> Inventory:
         nvlink=found["nvlink"],
         recorded=True,
     )
+
+
+def built(name: str, planned: plan.Plan, sm: int) -> int:
+    """Bytes of rank 0's tensors by the planner's account, without what comes after they are built: copies of MLA's
+    kv_b_proj, other layouts of scales, the allocator's rounding, a draft."""
+    found = read(name)
+    g = geometry.of(found.config, found.architecture)
+    if "float32" in planned.flags:
+        g = replace(g, itemsize=4)
+    ranks = planned.parallel
+    layout = Parallel(ranks["tp"], ranks["pp"], ranks["ep"], ranks["dp_attention"])
+    held, _ = solve.shares(found, g, layout, sm, draft=False)[0]
+    return held.tensors + extra_weights.rope_table(g, found, planned.context_length or 0)
 
 
 def cases() -> list[dict[str, Any]]:
