@@ -140,6 +140,8 @@ def _parser() -> _Parser:
     bench.add_argument(
         "--seconds", type=float, default=30.0, metavar="N", help="about how long each is held; default: 30"
     )
+    check = verb("check", _check, "whether the running server does what clients need, item by item")
+    _add_target(check)
     compare = verb("compare", _compare, "what differs between two receipts, what explains most first")
     compare.add_argument("files", type=Path, nargs=2, metavar="FILE.json")
     verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
@@ -347,14 +349,30 @@ def _bench(arguments: argparse.Namespace) -> int:
         with tuning_text.bench_progress(concurrency) as shown:
             found = bench.measure(server, generator, question, shown)
         plan = server.plan
-    _receipt("bench", found, plan, arguments)
-    if not arguments.json:
+    document = _receipt("bench", found, plan, arguments)
+    if arguments.json:
+        _print(document)
+    else:
         tuning_text.bench(found)
     return EXIT_OK
 
 
-def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> None:
-    """Write the receipt of a measurement, and print it where JSON was asked for."""
+def _check(arguments: argparse.Namespace) -> int:
+    from .config import loading
+    from .tuning import check, target
+    from .ui import tuning_text
+
+    with target.reach(loading.load().settings, arguments.url) as server:
+        found = check.run(server, (lambda item: None) if arguments.json else tuning_text.check_item)
+        plan = server.plan
+    document = _receipt("check", check.for_receipt(found), plan, arguments)
+    if arguments.json:
+        _print({**document, "check": found})
+    return EXIT_OK if found["ok"] else EXIT_UNAVAILABLE
+
+
+def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the receipt of a measurement, say where, and return it."""
     from .config import loading
     from .host import discover
     from .tuning import receipt
@@ -364,8 +382,7 @@ def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Na
     document = receipt.make(kind, found, box, plan, os.environ, name=arguments.name)
     written = receipt.write(document, settings.state_dir, arguments.output)
     print(f"relaunch: receipt: {written}", file=sys.stderr)
-    if arguments.json:
-        _print(document)
+    return document
 
 
 def _compare(arguments: argparse.Namespace) -> int:

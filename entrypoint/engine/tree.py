@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -23,11 +24,15 @@ COMPILERS = frozenset(
 
 
 class ProcessTree:
-    """The main process ``pid`` and everything below it. ``run_id`` is the mark in its environment, ``directory`` its
-    working directory. ``known`` holds the processes found so far that still run, ``ever`` every pid there was."""
+    """The main process ``pid`` and everything below it.
 
-    def __init__(self, pid: int, run_id: str, directory: Path) -> None:
-        self.pid, self._run_id, self._directory = pid, run_id, directory
+    ``run_id`` is the mark in its environment, ``directory`` its working directory, ``sessions`` the sessions of all
+    engines of this supervisor: what is in another one's is not ours. ``known`` holds the processes found so far that
+    still run, ``ever`` every pid there was.
+    """
+
+    def __init__(self, pid: int, run_id: str, directory: Path, sessions: Collection[int] = ()) -> None:
+        self.pid, self._run_id, self._directory, self._sessions = pid, run_id, directory, sessions
         main = psutil.Process(pid)
         self._born = main.create_time()
         self.known: dict[int, psutil.Process] = {pid: main}
@@ -49,13 +54,16 @@ class ProcessTree:
 
     def _belongs(self, process: psutil.Process, thorough: bool) -> bool:
         try:
-            if os.getsid(process.pid) == self.pid:
+            session = os.getsid(process.pid)
+            if session == self.pid:
                 return True
+            if session in self._sessions:
+                return False
             parent = process.ppid()
             if parent in self.known:
                 return True
             # Orphans come to us, the subreaper; children of our own stay in our session.
-            orphaned = parent == os.getpid() and os.getsid(process.pid) != os.getsid(0)
+            orphaned = parent == os.getpid() and session != os.getsid(0)
             if orphaned and process.create_time() > self._born:
                 return True
         except (psutil.Error, OSError):

@@ -8,12 +8,15 @@ from typing import Any
 from ..checkpoint.model import Checkpoint
 from ..config.schema import PREFIX
 from ..host.inventory import Inventory
+from ..units import MIB, format_bytes
 from .command_line import CommandLine
 from .constraints import Constraints
 from .decision_log import DecisionLog
 from .model_facts import ENCODERS, derived_context, is_embedding
 from .plan import Infeasibility, Learned, Plan
 
+# An idle process of a standby holds 870 to 890 MiB (docs/measured.md).
+STANDBY_PROCESS_BYTES = 890 * MIB
 LAYOUT = ("tp", "pp", "ep", "dp_attention")
 
 
@@ -72,6 +75,8 @@ class PlannerRun:
     def plan(self, quantization: str, values: dict[str, Any]) -> Plan:
         """The plan document's object. ``values``: the fields of `Plan` that the device decides."""
         checkpoint, log = self.checkpoint, self.log
+        if self.constraints.settings.standby == "on":
+            self._add_standby(int(log.value("tp")) * int(log.value("pp")))
         return Plan(
             feasible=not self.reasons,
             reasons=tuple(problem.text for problem in self.reasons),
@@ -94,3 +99,14 @@ class PlannerRun:
             warnings=tuple(dict.fromkeys(self.warnings)),
             **{"env": dict(self.constraints.env), **values},
         )
+
+    def _add_standby(self, ranks: int) -> None:
+        """Account for a standby: main, detokenizer and one process for each rank of this node."""
+        count = ranks // self.constraints.settings.nnodes + 2
+        need, memory = count * STANDBY_PROCESS_BYTES, self.inventory.host_memory_bytes
+        self.host = {"memory_bytes": memory or None, **(self.host or {}), "standby_bytes": need}
+        if 0 < memory < 2 * need:
+            self.warnings.append(
+                f"{PREFIX}STANDBY=on: its {count} processes hold {format_bytes(need)} of host memory, of which there "
+                f"are {format_bytes(memory)}; none is prepared while less than twice that is free"
+            )

@@ -11,7 +11,7 @@ from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
 from ..host.inventory import Gpu
-from ..units import format_bytes
+from ..units import GIB, format_bytes
 from . import extra_weights, kv, memory, sharding
 from .memory import Load
 from .plan import Account, Infeasibility
@@ -19,6 +19,8 @@ from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
 CREDIBLE = 0.15
+# A reading of the graphs may be larger than the formula by this factor, and a GiB: the formula knows no allocator.
+GRAPHS_CREDIBLE = 4
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
 # Of the room beside the weights at most one part in this many stays split in the allocator.
@@ -144,11 +146,12 @@ def need(case: MemoryCase, load: Load, slack: float, tokens: int) -> int:
 
 
 def graph_bytes(case: MemoryCase, load: Load) -> int:
-    """The formula, or what an earlier boot read for the same largest batch."""
-    read = case.readings.get("graph_bytes")
-    if read and case.readings.get("cuda_graph_max_bs") == load.graph_bs:
-        return int(read)
-    return memory.graphs(case.g, load)
+    """The formula, or what an earlier boot read for the same largest batch, where that is credible."""
+    formula = memory.graphs(case.g, load)
+    read = case.readings.get("graph_bytes", 0.0)
+    if case.readings.get("cuda_graph_max_bs") != load.graph_bs or not 0 < read <= GRAPHS_CREDIBLE * formula + GIB:
+        return formula
+    return int(read)
 
 
 def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:

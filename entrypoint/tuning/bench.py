@@ -61,6 +61,7 @@ def measure(
         before = target.scrape()
         with PowerMeter(gpu_watts if target.own else list) as power:
             found = run(requests, 2 * number + 1, partial(on_progress, concurrency))
+        found["first_error"] = target.without_address(found["first_error"] or "") or None
         levels.append(summary(concurrency, found, engine_work(before, target.scrape()), power.watts))
     return {
         "load": {**load.document(), "seed": seed, "seconds": question.seconds},

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ..config.schema import Settings
 from ..engine.client import loopback
@@ -26,7 +27,8 @@ ANSWER = 300.0
 class Target:
     """A server that answers. ``url``: without a path; ``model``: the id that it goes by; ``context``: tokens that it
     takes, None where it does not say; ``sglang``: it is one of ours or another sglang, with /generate and /model_info;
-    ``own``: the supervisor of this host serves it, whose plan in force is ``plan`` (None elsewhere)."""
+    ``own``: the supervisor of this host serves it, whose plan in force is ``plan`` (None elsewhere); ``info``: what
+    sglang's /model_info says."""
 
     url: str
     http: httpx.Client
@@ -37,6 +39,19 @@ class Target:
     sglang: bool
     own: bool
     plan: Mapping[str, Any] | None
+    info: Mapping[str, Any]
+
+    @property
+    def trained(self) -> bool:
+        """False where the weights are known to be noise, so that the content of an answer means nothing."""
+        if self.info.get("load_format") == "dummy":
+            return False
+        return not str(((self.plan or {}).get("model") or {}).get("id", "")).startswith("generated:")
+
+    def without_address(self, text: str) -> str:
+        """Return ``text`` without the server's host name and port."""
+        parts = urlsplit(self.url)
+        return text.replace(parts.netloc, "the server").replace(parts.hostname or parts.netloc, "the server")
 
     def scrape(self) -> Scrape:
         """Return the engine's numbers, an empty reading where there are none."""
@@ -79,6 +94,7 @@ def reach(settings: Settings, url: str | None, api_key: str | None = None) -> It
             sglang="is_generation" in info,
             own=url is None,
             plan=None if url else _plan(settings),
+            info=info,
         )
 
 

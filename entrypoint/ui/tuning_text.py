@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..tuning.bench import OnProgress, figure
+from ..tuning.check import Item
 from ..units import format_duration
 from .tables import columns, stdout_console, styled
 
@@ -65,6 +66,14 @@ def bench(found: Mapping[str, Any], out: Any = None) -> None:
             out.print(f"{level['concurrency']} clients: {level['watts']} W, {level['tokens_per_joule']} tokens/J")
         if level["first_error"]:
             out.print(styled(f"{level['concurrency']} clients, first error: {level['first_error']}", "red"))
+
+
+def check_item(item: Item) -> None:
+    """One line of `relaunch check`; below it, for what failed, the command that repeats it."""
+    line = styled(f"{item.verdict:<15}", VERDICT_STYLE[item.verdict])
+    stdout_console().print(line.append(f"{item.title}: {item.detail}", ""))
+    if item.verdict == "fail":
+        stdout_console().print(styled(f"  repeat: {item.repeat}", "cyan"), soft_wrap=True)
 
 
 def compare(found: Mapping[str, Any], out: Any = None) -> None:

@@ -24,7 +24,7 @@ import pytest
 from supervisor import ROOT, Supervisor, free_ports
 
 pytest.importorskip("sglang", reason="the engine is not installed")
-pytest.importorskip("sglang_router", reason="locks/gateway.txt is not installed")
+pytest.importorskip("smg", reason="locks/gateway.txt is not installed")
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -135,3 +135,13 @@ def test_the_engines_own_default_fraction(config: str, box: object, tp: int, def
     g = geometry.of(read(config).config, read(config).architecture)
     total = box.gpus[0].total_bytes  # type: ignore[attr-defined]
     assert memory.engine_default(g, sharding.Parallel(tp=tp), total) == default
+
+
+def test_graphs_of_a_reading_that_no_boot_can_have_made_are_not_believed() -> None:
+    """90 GB of graphs would leave no plan that fits, until somebody removes what was learned."""
+    batch = make("glm-5-nvfp4", rtx()).cuda_graph_max_bs
+    learned = plan.Learned(
+        free_at_start_bytes=1, readings={"graph_bytes": 90e9, "cuda_graph_max_bs": float(batch or 0)}
+    )
+    planned = make("glm-5-nvfp4", rtx(), learned=learned)
+    assert planned.feasible and planned.max_total_tokens == make("glm-5-nvfp4", rtx()).max_total_tokens

@@ -31,7 +31,7 @@ def numbers(**values: float) -> Scrape:
 
 
 def server(**changed: Any) -> Target:
-    known = {"url": "http://x", "http": None, "api_key": None, "model": "m", "context": 512, "plan": None}
+    known = {"url": "http://x", "http": None, "api_key": None, "model": "m", "context": 512, "plan": None, "info": {}}
     return Server(**{**known, "embedding": False, "sglang": True, "own": False, **changed})
 
 
