@@ -12,6 +12,7 @@ from ..units import MIB, format_bytes
 from .command_line import CommandLine
 from .constraints import Constraints
 from .decision_log import DecisionLog
+from .goal import GOALS, Goal
 from .model_facts import ENCODERS, derived_context, is_embedding
 from .plan import Infeasibility, Learned, Plan
 
@@ -49,6 +50,11 @@ class PlannerRun:
         if self.embedding:
             self.command.set("--is-embedding")
 
+    @property
+    def goal(self) -> Goal:
+        """What the plan is made for."""
+        return GOALS[self.constraints.settings.goal]
+
     def refuse(self, *problems: Infeasibility | None) -> None:
         """Add those of ``problems`` that are any."""
         self.reasons += [problem for problem in problems if problem]
@@ -67,6 +73,9 @@ class PlannerRun:
     def finish_command(self) -> None:
         """The flags that every engine of ours gets, then what ENGINE_ARGS and healing put over the plan's own."""
         self.command.set("--enable-metrics")
+        if not self.embedding:
+            # Clients and dashboards see how much of a prompt was cached (usage.prompt_tokens_details).
+            self.command.set("--enable-cache-report")
         # The supervisor asks every few seconds; the engine's access log is for clients.
         self.command.set("--uvicorn-access-log-exclude-prefixes", "/metrics")
         self.log.record("--enable-metrics", True, "the supervisor reads token progress from /metrics")
@@ -93,6 +102,7 @@ class PlannerRun:
                 "nnodes": self.constraints.settings.nnodes,
             },
             is_embedding=self.embedding,
+            goal=self.goal.name,
             host=self.host,
             flags=self.command.arguments(),
             decisions=log.decisions(),
