@@ -38,6 +38,7 @@ class ProcessTree:
         self.known: dict[int, psutil.Process] = {pid: main}
         self.ever: set[int] = {pid}
         self.titles: dict[int, str] = {}
+        self._lost = False  # a titled process was found gone
 
     def census(self, *, thorough: bool = False) -> list[psutil.Process]:
         """Look for new processes; return the living ones. ``thorough`` also looks for the mark in every process of
@@ -49,7 +50,7 @@ class ProcessTree:
         gone = [pid for pid, p in self.known.items() if pid != self.pid and not p.is_running()]
         for pid in gone:
             del self.known[pid]
-            self.titles.pop(pid, None)
+            self._lost = self.titles.pop(pid, None) is not None or self._lost
         return [p for p in self.known.values() if is_alive(p)]
 
     def _belongs(self, process: psutil.Process, thorough: bool) -> bool:
@@ -119,7 +120,7 @@ class ProcessTree:
     def failing(self) -> bool:
         """Return True when the main process or a titled one is gone or on its way out. With GPU memory to give back,
         a process dies for tenths of a second, its connections closed already."""
-        return any(_is_dying(pid) for pid in self.known if pid == self.pid or pid in self.titles)
+        return self._lost or any(_is_dying(pid) for pid in self.known if pid == self.pid or pid in self.titles)
 
     def reap(self) -> int:
         """Collect orphans of the tree that became our children; main is collected by its Popen. Return how many
