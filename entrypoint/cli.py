@@ -145,7 +145,7 @@ def _parser() -> _Parser:
     compare = verb("compare", _compare, "what differs between two receipts, what explains most first")
     compare.add_argument("files", type=Path, nargs=2, metavar="FILE.json")
     tune = verb("tune", _tune, "try plans on this host and keep one that is faster by more than the noise")
-    tune.add_argument("--goal", choices=["balanced", "latency", "throughput", "context"], default="balanced")
+    tune.add_argument("--goal", choices=["balanced", "latency", "throughput", "context"], help="default: RELAUNCH_GOAL")
     tune.add_argument("--budget", default="20m", metavar="TIME", help="for all of it, about; default: 20m")
     tune.add_argument("--load", metavar="FILE", help="as for bench; default: the goal's own")
     tune.add_argument(
@@ -397,7 +397,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise Stop("config_rejected", f"--budget {arguments.budget}: {error}", exit_code=EXIT_USAGE) from None
     own = tuple(arms.parse(text) for text in arguments.arm)
-    options = tune.Options(arguments.goal, budget, arguments.load, own, arguments.only)
+    options = tune.Options(arguments.goal or "", budget, arguments.load, own, arguments.only)
     with tuning_text.arms_table() as on_arm:
         found = tune.run(os.environ, options, on_arm, lambda text: print(f"relaunch: {text}", file=sys.stderr))
     plan = found.pop("plan")

@@ -97,6 +97,10 @@ def _steps(plan: Plan) -> Iterator[tuple[tuple[str, ...], Arm]]:
         least = max(1, requests // 8)
         interval = (("--prefill-decode-interval", 1), ("--prefill-decode-interval-min-bs", least))
         yield ("balanced", "throughput"), Arm(interval)
+        if "--prefill-decode-interval" in plan.flags:
+            yield ("context",), Arm((("--prefill-decode-interval", 0),))
+    yield ("latency",), Arm((("speculative", "mtp"),))
+    yield ("throughput",), Arm((("speculative", "off"),))
     if any(flag.startswith("--speculative") for flag in plan.flags):
         for steps in (1, 2, 5):
             depth = (("--speculative-num-steps", steps), ("--speculative-num-draft-tokens", steps + 1))

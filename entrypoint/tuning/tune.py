@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine import command
@@ -38,8 +38,8 @@ OnArm = Callable[[str, float | None, str | None], object]
 
 @dataclass(frozen=True)
 class Options:
-    """What the operator asks. ``load``: None is the goal's own; ``budget``: seconds for all of it; ``own``: arms of the
-    operator; ``only``: no others."""
+    """What the operator asks. ``goal``: empty is RELAUNCH_GOAL; ``load``: None is the goal's own; ``budget``: seconds
+    for all of it; ``own``: arms of the operator; ``only``: no others."""
 
     goal: str
     budget: float
@@ -55,6 +55,7 @@ def run(
     as ``plan``. Raises Stop where nothing can be tried."""
     inputs = gather(environ, on_note)
     settings = inputs.loaded.settings
+    options = options if options.goal else replace(options, goal=settings.goal)
     if settings.nnodes > 1 or inputs.box.recorded:
         raise config_rejected("tune tries plans on one host, the one that it runs on", "unset NNODES and GPU_INVENTORY")
     if (pid := Lock.owner(settings.state_dir)) is not None:

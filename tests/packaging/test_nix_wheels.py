@@ -64,7 +64,7 @@ def test_nothing_else_is_in_it() -> None:
 
 def test_the_gateway_goes_beside_the_engine_and_changes_none_of_its_packages() -> None:
     engine, gateway, runtime = (locked(name) for name in ("engine", "gateway", "runtime"))
-    assert set(gateway) - set(engine) == {"sglang-router"}
+    assert set(gateway) - set(engine) == {"smg"}
     assert set(runtime) < set(gateway)
     assert all(engine[name] == row for name, row in gateway.items() if name in engine)
 
