@@ -32,6 +32,7 @@ from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan
 from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
+from ..state.tuned import Tuned, with_tuned
 from ..units import format_bytes
 from . import engine_answer
 from .loader_options import with_loader_options
@@ -71,8 +72,12 @@ class PlannedLaunch(PreparedLaunch):
 class Launch:
     """Prepares, plans and verifies launches of the engine. Owns ``scrub``, which removes secrets from log lines."""
 
-    def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], log: Log, status: Status, trial: tuple[Change, ...] | None = None
+    ) -> None:
+        """``trial``: what is tried in place of what was tuned; nothing is learned of a trial."""
         self._environ, self._log, self._status = environ, log, status
+        self._trial = trial
         self._progress_logged = 0.0
         self._caches_worked = False
         self._answers: dict[str, Answer] = {}
@@ -100,6 +105,7 @@ class Launch:
         )
         launch_id = fingerprint(loaded, inventory, checkpoint, engine_flags.engine_version())
         known_good = KnownGood(settings.state_dir, launch_id)
+        tuned = Tuned(settings.state_dir, launch_id).read() if self._trial is None else self._trial
         return PreparedLaunch(
             loaded=loaded,
             inventory=inventory,
@@ -108,7 +114,7 @@ class Launch:
             fingerprint=launch_id,
             known_good=known_good,
             free_before={gpu.index: gpu.free_bytes for gpu in inventory.gpus},
-            learned=known_good.read() if settings.learn else None,
+            learned=with_tuned(known_good.read(), tuned) if settings.learn else with_tuned(None, self._trial or ()),
         )
 
     async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
@@ -206,6 +212,8 @@ class Launch:
 
     def record_known_good(self, planned: PlannedLaunch, run: Run, changes: tuple[Change, ...]) -> None:
         """Write down what led to a stable READY: the next boot starts from it."""
+        if self._trial is not None:
+            return
         kept = planned.learned.changes if planned.learned else ()
         merged = {change.setting: change for change in (*kept, *changes)}
         plan = planned.plan
