@@ -28,6 +28,12 @@ def evidence(
     return found
 
 
+def test_a_recovery_action_that_was_taken_back_is_no_xid(tmp_path: Path) -> None:
+    text = "3,901,1,-;NVRM: Xid (PCI:0000:41:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to "
+    assert evidence(tmp_path, text + "0x0 (None)\n").xids == ()
+    assert evidence(tmp_path, text + "0x2 (Node Reboot Required)\n").xids == (154,)
+
+
 def test_an_xid_is_read_with_its_number(tmp_path: Path) -> None:
     found = evidence(tmp_path, XID)
     assert (found.xids, found.oom_kill) == ((79,), False)
