@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ..engine.lines import LONGEST, EvidenceFilter, expand, is_request, unwrap
 from ..engine.log import mark_of
-from .areas import innermost, site_of
+from .areas import innermost, is_warned, site_of
 from .causes import Meaning, Message, catalogue
 from .incidents import Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
@@ -272,6 +272,8 @@ def _is_warning(incident: Incident, meaning: Meaning) -> bool:
         return True
     subject = catalogue().subject
     if subject["goes_on"].search(incident.text):
+        return True
+    if is_warned(incident.text) and not subject["ended"].search(incident.text):
         return True
     return incident.level != "error" and subject["warnings"].search(incident.text) is not None
 
