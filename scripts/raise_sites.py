@@ -160,7 +160,9 @@ def derive() -> dict[str, str]:
     for package in PACKAGES:
         for name, path in files(package):
             tree = parsed(path)
-            if package == "sglang":  # what libraries warn of may end it: a lock that is never free, a GPU that is not seen
+            if (
+                package == "sglang"
+            ):  # what libraries warn of may end it: a lock that is never free, a GPU that is not seen
                 quiet.update(message for parts in warned(tree) if (message := kept(parts, SHORTEST_WARNING)))
             for _, function, parts in sites(tree):
                 message, area = kept(parts), areas.area_of(f"{name} in {function}")

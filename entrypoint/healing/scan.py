@@ -76,7 +76,7 @@ class Scanner:
             self.lines += 1
             return
         if not raw or raw.isspace():
-            self._take(self._reader.feed(number, ""))
+            self._take(self._reader.flush())
             return
         self.lines += 1
         if len(raw) > LONGEST:  # what is said stands at the begin, or at the end of what was printed without line ends
@@ -113,13 +113,13 @@ class Scanner:
             elif begins_run(line.text):
                 self._begin()
             return
-        if self.run.read(number, raw, line.writer, line.text):
+        if self.run.read(number, line):
             return
         if catalogue().subject["ended"].search(line.text[:300].lower()):
             self.run.ended = number
         if _KERNEL.search(line.text) and _STAMP.match(raw):
             return  # the kernel does not write through the engine's logger: somebody's text
-        self._take(self._reader.feed(number, raw))
+        self._take(self._reader.feed(number, line))
 
     def _life(self, number: int, raw: str) -> bool:
         """Whether a line is an answered request or a batch, which most lines of a server's log are."""
