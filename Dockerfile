@@ -117,7 +117,7 @@ LABEL relaunch.engine.sglang="${SGLANG}" \
 
 # hadolint ignore=DL3006
 FROM ${VARIANT} AS image
-# The gateway's router, beside either: about 90 MB, and 15 MB that the plain image lacks.
+# The gateway's router, beside either: about 105 MB, and 20 MB that the plain image lacks.
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,source=locks/gateway.txt,target=/tmp/lock.txt \

@@ -200,7 +200,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         max_position=max_position(text),
         rotary_dim=rope if kv_lora else whole(text, "rotary_dim", default=int(head_dim * partial)),
         tied=_tied(config, text, family),
-        itemsize=_ITEMSIZE.get(_dtype(config, text), 2),
+        itemsize=_ITEMSIZE.get(dtype(config, text), 2),
         attention_bias=bool(text.get("attention_bias", architecture in _BIASED)),
         qk_norm=_qk_norm(text, architecture),
         q_lora=whole(text, "q_lora_rank"),
@@ -259,7 +259,8 @@ def _rope(text: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope if isinstance(rope, Mapping) else {}
 
 
-def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+def dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The dtype that a config names for its activations, ``bfloat16`` where it names none."""
     for source in (text, config):
         for key in ("torch_dtype", "dtype"):
             if isinstance(source.get(key), str):

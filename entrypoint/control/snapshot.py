@@ -18,6 +18,8 @@ from .status import Status
 # In the order in which the account is printed and drawn.
 LINES = ("baseline", "weights", "kv", "graph", "activation", "runtime", "margin", "free")
 RESTARTS_SHOWN = 10
+# Boots on the time line.
+BOOTS_SHOWN = 100
 
 Document = dict[str, Any]
 
@@ -43,9 +45,13 @@ def snapshot(status: Status, history: Mapping[str, Any], gpus: Sequence[GpuReadi
         "estimate_seconds": status.startupz()["estimate_seconds"],
         "elapsed_seconds": round(now - status.began, 1),
         "weights_verified": status.weights_verified,
+        "standby": status.standby,
+        "embedding": "--is-embedding" in ((plan.get("engine") or {}).get("argv") or ()),
+        "serving": status.serving.document(now),
         "gpus": _gpus(plan, status.readings, gpus),
         "start": _start(status, boots),
         "restarts": dict(status.restarts),
+        "boots": [_boot(row) for row in boots[-BOOTS_SHOWN:]],
         "ends": [_end(row) for row in reversed((history.get("post_mortems") or [])[-RESTARTS_SHOWN:])],
         "canary": {"runs": status.canary_runs, "failures": status.canary_failures},
         "plan": {name: plan.get(name) for name in SHOWN},
@@ -81,6 +87,11 @@ def _gpus(plan: Mapping[str, Any], readings: actual.Readings, now: Sequence[GpuR
                 "measured": measured.get(index, {}),
                 "used_bytes": reading.used_bytes if reading else None,
                 "temperature": reading.temperature if reading else None,
+                "load": reading.utilization if reading else None,
+                "watts": reading.watts if reading else None,
+                "watts_cap": reading.power_limit_watts if reading else None,
+                "clock_mhz": reading.clock_mhz if reading else None,
+                "throttle": list(reading.throttle) if reading else [],
             }
         )
     return rows
@@ -108,6 +119,11 @@ def _start(status: Status, boots: Sequence[Mapping[str, Any]]) -> Document:
         "last_seconds": _seconds(last["started_at"], last["ready_at"]) if last else None,
         "words": STAGE_LABELS,
     }
+
+
+def _boot(row: Mapping[str, Any]) -> Document:
+    """One boot as the time line needs it."""
+    return {name: row[name] for name in ("started_at", "ready_at", "ended_at", "post_mortem")}
 
 
 def _end(row: Mapping[str, Any]) -> Document:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from .serving import Serving
 
 _STARTING = frozenset({"STARTING", "PROBING"})
 _ENDING = frozenset({"DRAINING", "STOPPED", "GAVE_UP"})
@@ -62,6 +64,8 @@ class Status:
     canary_runs: int = 0
     hang_checks: int = 0
     weights_verified: bool = False
+    standby: Literal["none", "preparing", "ready"] = "none"
+    serving: Serving = field(default_factory=Serving)
 
     @property
     def ready(self) -> bool:
@@ -76,6 +80,7 @@ class Status:
         """An engine was spawned: what the last one measured is no longer true."""
         self.boot_began = time.monotonic()
         self.stages, self.readings = {}, {}
+        self.serving.new_engine()
 
     def readyz(self) -> dict[str, Any]:
         """Return the document of `/readyz`."""

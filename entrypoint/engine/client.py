@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from .scrape import Scrape, parse
 
 # Bytes of an answer that are read: metrics of eight ranks have some 200 kB, `/server_info` 40 kB.
 MAX_ANSWER = 8 << 20
-
-# Counters that move while tokens are computed, wherever in the engine they are counted.
-_TOKEN_COUNTERS = frozenset(
-    {
-        "sglang:prompt_tokens_total",
-        "sglang:generation_tokens_total",
-        "sglang:realtime_tokens_total",
-        "sglang:num_requests_total",
-        "sglang:num_aborted_requests_total",
-    }
-)
-_WAITING = frozenset({"sglang:num_running_reqs", "sglang:num_queue_reqs"})
-
-
-@dataclass(frozen=True)
-class Activity:
-    """How busy the engine is. ``tokens``: sum of all token counters, of which only the change means something.
-    ``waiting``: requests that run or queue, as the scheduler last reported."""
-
-    tokens: float
-    waiting: float
 
 
 class EngineClient:
@@ -43,7 +24,7 @@ class EngineClient:
         self._admin_headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else headers
         # No proxy from the environment, no kept connection: the engine may be another one the next time.
         self._http = httpx.AsyncClient(
-            base_url=f"http://{_loopback(host)}:{port}",
+            base_url=f"http://{loopback(host)}:{port}",
             headers=headers,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
@@ -65,17 +46,10 @@ class EngineClient:
                 raise
             return await self._json("GET", "/server_info", timeout)
 
-    async def activity(self, timeout: float = 5.0) -> Activity:
-        """Return the token counters and the queue from `/metrics`."""
+    async def scrape(self, timeout: float = 5.0) -> Scrape:
+        """Return the numbers of `/metrics`."""
         text = (await self._read("GET", "/metrics", timeout)).decode("utf-8", "replace")
-        tokens = waiting = 0.0
-        for line in text.splitlines():
-            name = line.partition("{")[0]
-            if name in _TOKEN_COUNTERS:
-                tokens += float(line.rpartition(" ")[2])
-            elif name in _WAITING:
-                waiting += float(line.rpartition(" ")[2])
-        return Activity(tokens, waiting)
+        return parse(text, time.monotonic())
 
     async def _read(
         self,
@@ -116,8 +90,8 @@ class EngineClient:
         return answer
 
 
-def _loopback(host: str) -> str:
-    """The address to reach a server that listens on ``host``."""
+def loopback(host: str) -> str:
+    """Return the address to reach a server that listens on ``host``."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

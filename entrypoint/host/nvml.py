@@ -47,7 +47,8 @@ class NvmlUnavailable(Exception):
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius."""
+    """One GPU now. ``utilization`` is a ratio of 0 to 1, ``temperature`` in degrees Celsius; ``clock_mhz``: of its
+    multiprocessors; ``throttle``: the reasons that slow it now."""
 
     index: int
     total_bytes: int
@@ -55,6 +56,9 @@ class GpuReading:
     utilization: float | None = None
     temperature: int | None = None
     watts: float | None = None
+    power_limit_watts: float | None = None
+    clock_mhz: int | None = None
+    throttle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,14 @@ def inventory() -> tuple[tuple[Gpu, ...], str, str, frozenset[int]]:
         return gpus, _text(nv.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}", linked
 
 
+def peers(indices: Sequence[int]) -> bool | None:
+    """Whether each of these GPUs may read the memory of each other; None when the driver does not say."""
+    with contextlib.suppress(NvmlUnavailable), _session() as nv:
+        found = _peers(nv, dict(_handles(nv, indices)))
+        return all(pair.ok for pair in found) if found else None
+    return None
+
+
 def readings() -> tuple[GpuReading, ...]:
     """Memory and load of every GPU that answers."""
     found: list[GpuReading] = []
@@ -124,7 +136,11 @@ def readings() -> tuple[GpuReading, ...]:
                 heat = _ask(nv.nvmlDeviceGetTemperature, handle, nv.NVML_TEMPERATURE_GPU)
                 load = None if busy is None else busy.gpu / 100
                 watts = _watts(nv.nvmlDeviceGetPowerUsage, handle)
-                found.append(GpuReading(index, int(memory.total), int(memory.used), load, heat, watts))
+                limit = _watts(nv.nvmlDeviceGetPowerManagementLimit, handle)
+                clock = _ask(nv.nvmlDeviceGetClockInfo, handle, nv.NVML_CLOCK_SM)
+                slowed = _throttle(nv, _ask(nv.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
+                sizes = int(memory.total), int(memory.used)
+                found.append(GpuReading(index, *sizes, load, heat, watts, limit, clock, slowed))
     return tuple(found)
 
 

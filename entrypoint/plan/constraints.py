@@ -46,7 +46,7 @@ class Constraints:
 
     ``pinned``: the planner's name of a setting -> value and origin. ``given``: ENGINE_ARGS, in order. ``flags`` and
     ``env``: engine flags (value True, False or a word) and environment that healing or learning asks for. ``passed``:
-    what the operator and the preset pass on to the engine.
+    what the operator and the preset pass on to the engine. ``sources``: where each setting is from.
     """
 
     settings: Any
@@ -57,6 +57,7 @@ class Constraints:
     notes: tuple[str, ...] = ()
     extra: tuple[Decision, ...] = ()
     passed: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def engine_env(self, name: str) -> str:
         """An environment variable as the engine will find it, empty when unset."""
@@ -116,7 +117,15 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
         if change.setting not in ("tp", "model", "revision"):
             _apply(change, "", pinned, flags, env, extra)
     return Constraints(
-        loaded.settings, pinned, loaded.engine_args, flags, env, tuple(notes), tuple(extra), loaded.environment
+        loaded.settings,
+        pinned,
+        loaded.engine_args,
+        flags,
+        env,
+        tuple(notes),
+        tuple(extra),
+        loaded.environment,
+        loaded.sources,
     )
 
 

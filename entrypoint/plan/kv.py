@@ -31,18 +31,25 @@ class Pools:
         radix: bool,
         ratio: float = MAMBA_RATIO,
         slots: int | None = None,
-    ) -> tuple[int, int]:
-        """(tokens, bytes of state) that ``rest`` bytes hold: kv_cache_configurator.py:_handle_max_mamba_cache,
-        then calculate_pool_sizes."""
-        taken = 0
+        running: int = 1,
+        draft_tokens: int = 0,
+    ) -> tuple[int, int, int]:
+        """(tokens, bytes of state, slots of state) that ``rest`` bytes hold:
+        kv_cache_configurator.py:_handle_max_mamba_cache, then calculate_pool_sizes. A draft keeps a state per token
+        for each of the ``running`` requests."""
+        taken = slots_held = 0
         if self.state:
             if slots is None and not radix and requests is not None:
                 slots = requests
             if slots is None:
-                slots = max(0, int((rest * ratio / (1 + ratio) - self.state) // self.state))
+                share = rest * ratio / (1 + ratio) - self.state * (1 + draft_tokens)
+                slots = max(0, int(share // (self.state * (1 + draft_tokens / MAMBA_SLOTS))))
+            slots_held = slots
             taken = (slots + 1) * self.state
+            if draft_tokens:
+                taken += (min(running, slots // MAMBA_SLOTS) + 1) * draft_tokens * self.state
         tokens = int(max(0.0, rest - taken) // self.cell) if self.cell else 0
-        return tokens // page * page, taken
+        return tokens // page * page, taken, slots_held
 
 
 def pools(

@@ -195,6 +195,13 @@ def runtime(g: Geometry, parallel: Parallel, load: Load) -> int:
     return size
 
 
+def pcie_workspace(g: Geometry, parallel: Parallel, load: Load) -> int:
+    """Slab of FlashInfer's PCIe all-reduce on each rank: twice two epochs of every rank's largest decode step and the
+    copy engine's ring (pcie_ipc_all_reduce.cuh:compute_workspace_layout)."""
+    payload = max(1, load.graph_bs) * max(1, load.draft_tokens) * g.hidden * 2
+    return (4 * parallel.tp + 2) * payload + MIB
+
+
 def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int, *, floor: bool = True) -> int:
     """What sglang would set aside for these settings were it asked to choose the fraction
     (memory_hook.py:handle_gpu_memory_settings). Its jump to 10 GiB on cards above 60 GiB is drawn out below
@@ -208,16 +215,23 @@ def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int, *, f
     return int(max(size, min(FORMULA_FLOOR, total // 6)) if floor else size)
 
 
-def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
-    """The fraction that sglang 0.5.23 itself picks on this card without any flag."""
+def engine_steps(parallel: Parallel, total: int) -> tuple[int, int]:
+    """(tokens of a prefill step, largest decode batch captured) that sglang picks on this card without any flag
+    (memory_hook.py:handle_gpu_memory_settings)."""
     mib = total / MIB
     tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
     _, chunk, small, large = next((tier for tier in tiers if mib < tier[0] * 1024), (0, 16384, 512, 512))
+    return chunk, large if parallel.tp >= 4 else small
+
+
+def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
+    """The fraction that sglang 0.5.23 itself picks on this card without any flag."""
+    chunk, graph_bs = engine_steps(parallel, total)
     # A pipeline captures no prefill graphs unless it is told to (cuda_graph_hook.py:apply_cuda_graph_compatibility).
-    load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, parallel.pp == 1)
+    load = Load(chunk // parallel.dp, graph_bs, 1, 1, parallel.pp == 1)
     size = engine_reserve(g, parallel, load, total, floor=False)
     if g.mla and load.prefill_graph:
         load = Load(min(8192, load.chunk), load.graph_bs, 1, 1, True)
-    if mib > 60 * 1024:
+    if total > 60 * GIB:
         size = max(size, FORMULA_FLOOR)
     return round((total - size) / total, 3) if total > 0 else 0.0

@@ -82,7 +82,7 @@ class Plan:
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
     ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the
     kernels that healing may turn to, best first. ``host``: bytes of one node's memory and of the pools pinned
-    in it."""
+    in it; ``goal``: `goal.py`."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -112,6 +112,7 @@ class Plan:
     one_box: Mapping[str, Any] | None = None
     host: Mapping[str, Any] | None = None
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    goal: str = "balanced"
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""

@@ -13,6 +13,7 @@ from ..host.inventory import Gpu
 from ..units import GIB, format_bytes
 from . import nodes, pipeline, solve
 from .constraints import Constraints
+from .draft import in_checkpoint
 from .kernel_limits import OLDEST
 from .plan import VISIBLE, Infeasibility
 from .run import PlannerRun
@@ -137,14 +138,9 @@ def no_draft_layer(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Infeasib
     """A draft that was asked for and that the checkpoint does not have."""
     if not draft:
         return None
-    has = any(
-        f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
-    )
-    return (
-        None
-        if has
-        else Infeasibility("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
-    )
+    if in_checkpoint(checkpoint, g):
+        return None
+    return Infeasibility("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
 
 
 def several_nodes(constraints: Constraints, case: solve.MemoryCase, here: int) -> Iterator[str]:

@@ -36,7 +36,7 @@ from .loader_options import with_loader_options
 from .logs import Log
 
 if TYPE_CHECKING:
-    from ..weights import Progress, Snapshot
+    from ..weights import Snapshot, TransferProgress
 
 # Seconds between two log lines about the progress of a download or a check.
 PROGRESS_LOGGED_EVERY = 10.0
@@ -210,7 +210,7 @@ class Launch:
             },
         )
 
-    def _weights_progress(self, progress: Progress) -> None:
+    def _weights_progress(self, progress: TransferProgress) -> None:
         shown = self._status.progress
         shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
         self._status.stage = progress.phase

@@ -107,7 +107,7 @@ class Supervisor:
             self._reporter.on_step(state)
             self._on_change(before, state, event)
             self._driver.perform(state, actions)
-        await self._driver.cancel()
+        await self._driver.close()
         await self._reporter.flush()
         return self._driver.exit_code
 

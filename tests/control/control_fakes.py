@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -11,7 +12,9 @@ from typing import Any
 
 from entrypoint.control import app as control
 from entrypoint.control import server
+from entrypoint.control.serving import Serving
 from entrypoint.control.status import Status
+from entrypoint.engine.scrape import Scrape, parse
 from entrypoint.host.gpu_poller import GpuPoller
 from entrypoint.host.nvml import GpuReading
 
@@ -151,6 +154,72 @@ def starting(gpus: int = 8) -> Status:
     return status
 
 
+BOUNDS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, float("inf"))
+
+
+def scrape(at: float, **values: float) -> Scrape:
+    """A reading of an engine that has computed so many ``decoded``, ``prompted`` and ``cached`` tokens, begun and ended
+    ``requests`` at 300 ms (nine of ten) or 700 ms to the first token, and holds ``running``, ``queued``, ``used``."""
+    requests = values.get("requests", 0.0)
+    known = 'model_name="m",tp_rank="0",pp_rank="0"'
+    lines = [
+        f'sglang:realtime_tokens_total{{mode="decode",{known}}} {values.get("decoded", 0.0)}',
+        f'sglang:realtime_tokens_total{{mode="prefill_compute",{known}}} {values.get("prompted", 0.0)}',
+        f'sglang:realtime_tokens_total{{mode="prefill_cache",{known}}} {values.get("cached", 0.0)}',
+        'sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0",pp_rank="1"} 5e9',
+        f'sglang:num_requests_total{{model_name="m"}} {requests}',
+        f'sglang:prompt_tokens_total{{model_name="m"}} {values.get("prompted", 0.0) + values.get("cached", 0.0)}',
+        f'sglang:generation_tokens_total{{model_name="m"}} {values.get("decoded", 0.0) + requests}',
+        f"sglang:num_running_reqs{{{known}}} {values.get('running', 0.0)}",
+        f'sglang:num_running_reqs{{{known},priority="3"}} 99',
+        f"sglang:num_queue_reqs{{{known}}} {values.get('queued', 0.0)}",
+        f"sglang:kv_used_tokens{{{known}}} {values.get('used', 0.0)}",
+        f"sglang:kv_evictable_tokens{{{known}}} {values.get('kept', 0.0)}",
+        f"sglang:max_total_num_tokens{{{known}}} 487000",
+        f"sglang:spec_accept_length{{{known}}} {values.get('accepted', 0.0)}",
+        f"sglang:fwd_occupancy{{{known}}} NaN",
+        "# HELP sglang:something else",
+        "damaged",
+    ]
+    for name, scale, labels in (
+        ("time_to_first_token_seconds", 1.0, 'is_streaming="true",model_name="m"'),
+        ("inter_token_latency_seconds", 0.05, 'model_name="m"'),
+        ("e2e_request_latency_seconds", 10.0, 'is_streaming="true",model_name="m"'),
+    ):
+        for bound in BOUNDS:
+            seen = requests if bound >= 0.8 else 0.9 * requests if bound >= 0.4 else 0.0
+            le = "+Inf" if math.isinf(bound) else f"{bound * scale:g}"
+            lines.append(f'sglang:{name}_bucket{{le="{le}",{labels}}} {seen}')
+        lines.append(f"sglang:{name}_count{{{labels}}} {requests}")
+        lines.append(f"sglang:{name}_sum{{{labels}}} {0.34 * scale * requests}")
+    return parse("\n".join(lines), at)
+
+
+def serving(seconds: float = 300.0) -> Serving:
+    """Five minutes of a busy box that end now, a reading every five seconds."""
+    found, decoded, prompted, cached, requests = Serving(), 0.0, 0.0, 0.0, 0.0
+    began = time.monotonic() - seconds
+    for step in range(int(seconds / 5) + 1):
+        wave = 1.0 + 0.25 * math.sin(step / 5) + 0.1 * math.sin(step * 2.3)
+        decoded, prompted = decoded + 5 * 890 * wave, prompted + 5 * 2600 * wave
+        cached, requests = cached + 5 * 4100 * wave, requests + 10
+        found.add(
+            scrape(
+                began + 5 * step,
+                decoded=decoded,
+                prompted=prompted,
+                cached=cached,
+                requests=requests,
+                running=round(28 * wave),
+                queued=max(0, round(8 * wave - 7)),
+                used=round(182_000 * wave),
+                kept=140_000,
+                accepted=2.7 + 0.1 * wave,
+            )
+        )
+    return found
+
+
 def ready(gpus: int = 8) -> Status:
     status = starting(gpus)
     status.phase, status.stage, status.started = "READY", None, True
@@ -159,6 +228,7 @@ def ready(gpus: int = 8) -> Status:
     status.phase_since = time.monotonic() - 4000
     status.began = time.monotonic() - 29_000
     status.canary_runs = 14
+    status.serving = serving()
     return status
 
 
@@ -171,7 +241,10 @@ def gave_up() -> Status:
 
 
 def nvml(gpus: int = 8, used: float = 0.93) -> GpuPoller:
-    held = tuple(GpuReading(i, TOTAL, int(TOTAL * used), 0.4, 55 + i, 410.0) for i in range(gpus))
+    slowed = ((), ("sw_power_cap",))
+    held = tuple(
+        GpuReading(i, TOTAL, int(TOTAL * used), 0.4, 55 + i, 410.0, 600.0, 2325, slowed[i == 5]) for i in range(gpus)
+    )
     found = GpuPoller(lambda: held)
     found.latest()
     while gpus and not found.latest():

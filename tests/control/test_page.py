@@ -16,10 +16,19 @@ import psutil
 import pytest
 import webdriver
 
-pytestmark = pytest.mark.skipif(webdriver.MISSING, reason="chromium and chromedriver are not installed")
+pytestmark = [pytest.mark.supervisor, pytest.mark.needs("chromedriver", "chromium")]
 
 SHOWN = "return !document.getElementById('all').hidden"
 PHASE = "return document.getElementById('phase').dataset.phase"
+TILES = "return [...document.querySelectorAll('[data-tile]')].map(t => t.dataset.tile)"
+# Percent of the track that the planned and the actual bar of the first card fill.
+BARS = """
+  const of = (r, name) => +r.getAttribute(name), rects = [...document.querySelectorAll('#bars rect')];
+  return [1, 25].map(y => {
+    const [track, ...parts] = rects.filter(r => of(r, 'y') === y);
+    return 100 * parts.reduce((sum, r) => sum + of(r, 'width'), 0) / of(track, 'width');
+  });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +53,13 @@ def test_a_starting_box_and_its_way_to_ready(browser: webdriver.Browser) -> None
         progress = browser.text("#progress")
         assert "83 of 83 shards · 9 of 21 graphs" in progress
         assert "left, as earlier boots took" in progress
-        assert browser.run("return document.querySelectorAll('.gpu').length") == 8
-        widths = browser.run(
-            "return [...document.querySelectorAll('.gpu:first-child .row')].map(r =>"
-            " [...r.querySelectorAll('i')].reduce((sum, i) => sum + parseFloat(i.style.width), 0))"
-        )
-        planned, actual = widths
-        assert planned == pytest.approx(100 - 100 * fakes.FREE / fakes.TOTAL, abs=0.1)
+        assert browser.run("return document.querySelectorAll('.card').length") == 8
+        planned, actual = browser.run(BARS)
+        assert planned == pytest.approx(100 - 100 * fakes.FREE / fakes.TOTAL, abs=0.3)
         assert actual == pytest.approx(84.0, abs=1.0)  # what the log explains; more than the 70 that NVML says
         assert "weights 56.0 GiB" in browser.text("#legend")
         # Texts of the engine are shown, never interpreted.
+        browser.run("document.querySelector('#axis .mark').dispatchEvent(new Event('click'))")
         assert "<b>Tried</b>" in browser.text("#ends")
         assert "changed chunked_prefill_size from 8192 to 4096" in browser.text("#ends")
         ready = fakes.ready()
@@ -62,10 +68,47 @@ def test_a_starting_box_and_its_way_to_ready(browser: webdriver.Browser) -> None
         assert browser.run("return document.title").startswith("● serving")
         assert browser.run("return document.getElementById('progress').hidden")
         assert "14 of 14 sane" in browser.text("#facts")
-        assert "this boot took 5 min 19 s; the last one (grey) took 5 min 30 s" in browser.text("#compared")
+        assert not browser.run("return document.getElementById('account').open"), "what matters in a boot folds away"
+        assert "this boot took 5 min 19 s; the last one (grey) took 5 min 30 s" in browser.content("#compared")
         # Nothing was loaded beside the page; its own feed is under way and so not listed.
         assert browser.run("return performance.getEntriesByType('resource').map(e => e.name)") == []
         assert browser.log() == []
+
+
+def test_a_serving_box_shows_what_it_does_now(browser: webdriver.Browser) -> None:
+    with fakes.served(fakes.ready(), fakes.ready_history(), gpus=fakes.nvml()) as address:
+        browser.look()
+        browser.open(address)
+        browser.wait(SHOWN)
+        shown = {name: browser.text(f"[data-tile={name}]") for name in browser.run(TILES)}
+        assert list(shown) == ["output", "prompt", "first", "between", "running", "kv", "hits", "accepted"]
+        assert "311 ms p50" in shown["first"]
+        assert "p95 700 ms · mean 340 ms" in shown["first"]
+        assert "room for 32" in shown["running"]
+        assert "of 487k" in shown["kv"]
+        assert "61 %" in shown["hits"]
+        assert "610 requests" in browser.text("#totals")
+        assert "at its power cap" in browser.text(".card:nth-child(6)")
+        assert "410 / 600 W" in browser.text(".card:nth-child(1)")
+        assert "8 × RTX PRO 6000 Blackwell Server Edition · 3,280 W" in browser.text("#strip h2")
+        points = browser.run(
+            "return document.querySelector('[data-tile=output] .line').getAttribute('d').split('L').length"
+        )
+        assert points > 55, "five minutes of a reading every five seconds"
+        if folder := os.environ.get("SCREENSHOTS"):
+            browser.screenshot(Path(folder) / "ready.png")
+    browser.log()
+
+
+def test_an_embedding_model_has_answers_and_no_first_tokens(browser: webdriver.Browser) -> None:
+    status = fakes.ready(0)
+    status.plan = {**(status.plan or {}), "engine": {"argv": ["python3", "--is-embedding"], "env": {}}}
+    with fakes.served(status, fakes.ready_history()) as address:
+        browser.open(address)
+        browser.wait(SHOWN)
+        assert browser.run(TILES) == ["requests", "prompt", "latency", "running"]
+        assert "3.11 s" in browser.text("[data-tile=latency]")
+    browser.log()
 
 
 def test_light_dark_and_phone(browser: webdriver.Browser) -> None:
@@ -147,16 +190,16 @@ def test_a_real_boot_a_crash_and_a_recovery(browser: webdriver.Browser, tmp_path
         browser.wait(SHOWN)
         browser.wait(PHASE + " === 'STARTING'", 30)
         browser.wait(PHASE + " === 'READY'", 400)
-        assert "this boot took" in browser.text("#compared")
+        assert "this boot took" in browser.content("#compared")
         assert "None: the engine has not ended" in browser.text("#calm")
-        assert "sglang.launch_server" in browser.text("#command")
+        assert "sglang.launch_server" in browser.content("#command")
         _scheduler(supervisor.pid).send_signal(signal.SIGKILL)
         browser.wait(PHASE + " !== 'READY'", 20)
         browser.wait("return document.querySelectorAll('#ends li').length === 1", 60)
         assert "killed" in browser.text("#ends")
         browser.wait(PHASE + " === 'READY'", 400)
         assert "restarts 1" in browser.text("#facts")
-        assert "the last one (grey) took" in browser.text("#compared")
+        assert "the last one (grey) took" in browser.content("#compared")
         own = [row for row in browser.log() if f":{ports[1]}/" in row["message"]]  # not the page before
         assert own == []
         if folder := os.environ.get("SCREENSHOTS"):

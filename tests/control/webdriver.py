@@ -14,8 +14,6 @@ from typing import Any
 
 import httpx
 
-MISSING = not (shutil.which("chromedriver") and (shutil.which("chromium") or shutil.which("google-chrome")))
-
 
 class Browser:
     def __init__(self, http: httpx.Client, session: str) -> None:
@@ -35,6 +33,10 @@ class Browser:
 
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
+
+    def content(self, selector: str) -> str:
+        """The text of an element, folded away or not."""
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def wait(self, script: str, seconds: float = 15.0) -> Any:
         """Until ``script`` returns something true."""
@@ -76,7 +78,7 @@ def chromium() -> Iterator[Browser]:
                     if http.get("/status").json()["value"]["ready"]:
                         break
                 time.sleep(0.1)
-            binary = shutil.which("chromium") or shutil.which("google-chrome")
+            binary = shutil.which("chromium")
             options = {
                 "binary": binary,
                 "args": [

@@ -96,6 +96,6 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     server, port = await serve_once(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body, [])
     client = EngineClient("127.0.0.1", port, None)
     with pytest.raises(ValueError, match="more than"):
-        await client.activity()
+        await client.scrape()
     await client.close()
     server.close()

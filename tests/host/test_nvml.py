@@ -61,6 +61,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = record(total=96 * GIB, used=6 * GIB, free=90 * GIB)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: memory)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, _: only_first(handle, 61))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, _: only_first(handle, 2325))
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.95.05")
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: 13000)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetNvLinkState", lambda handle, link: only_first(handle, 1))
@@ -97,7 +98,10 @@ def test_a_lost_gpu_is_absent_from_the_free_memory() -> None:
 def test_the_load_has_gaps_where_the_driver_is_silent() -> None:
     first, second = nvml.readings()
     assert (first.utilization, first.temperature, first.watts) == (0.4, 61, 410.5)
+    assert (first.power_limit_watts, first.clock_mhz) == (450.0, 2325)
+    assert first.throttle == ("hw_thermal_slowdown", "sw_power_cap")
     assert (second.used_bytes, second.utilization, second.watts) == (6 * GIB, None, None)
+    assert (second.power_limit_watts, second.clock_mhz, second.throttle) == (None, None, ())
 
 
 def test_the_inventory_of_this_host(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
