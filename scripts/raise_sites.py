@@ -137,7 +137,7 @@ def kept(parts: list[str], shortest: int = SHORTEST) -> str:
     longest = max(constant, key=len, default="")
     if len(longest) > LONGEST:
         longest = longest[:LONGEST].rpartition(" ")[0]
-    return longest if len(longest) >= shortest else ""
+    return longest if len(longest) >= shortest and " " in longest else ""
 
 
 def files(package: str) -> Iterator[tuple[str, Path]]:

@@ -230,8 +230,11 @@ class LogParser:
                 events.extend(self.read(found, now))
         return events
 
-    def read(self, line: Line, now: float) -> Iterator[Event]:
+    def read(self, line: Line, now: float) -> list[Event]:
         """The events of a line that is unwrapped, and known to be the engine's own."""
+        return list(self._events(line, now))
+
+    def _events(self, line: Line, now: float) -> Iterator[Event]:
         text = line.text
         bar = _BAR.match(text) if "%" in text else None
         if bar:

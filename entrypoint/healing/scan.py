@@ -265,9 +265,7 @@ def _is_warning(incident: Incident, meaning: Meaning) -> bool:
     """Whether the writer says that it goes on. One that calls it an error must say so in more than passing."""
     if incident.type or meaning.weight >= DECISIVE:
         return False
-    hang = meaning.cause.startswith(
-        "hang_"
-    )  # a hang is an observation: whoever waits does not know that it is an error
+    hang = meaning.cause.startswith("hang_")  # an observation: whoever waits does not know that it is an error
     if incident.level in ("info", "warning") and not hang and not _EXCEPTION_INSIDE.search(incident.text):
         return True
     subject = catalogue().subject
