@@ -3,8 +3,9 @@
 For each suite a root directory is made with what the README asks for and no more, in namespaces of its own (mounts,
 processes, IPC, host name; the network is this host's, for the downloads). An ordinary user with an empty home clones
 this commit there and runs the README's own commands: serve, wait, ask, kill, heal, Ctrl-C; with ``--tests`` also
-`./relaunch test`, with ``--only-tests`` nothing else, without the engine. Nothing may be left in /tmp, in /dev/shm or among the processes. All of it is removed at the end,
-about 12 GB a suite. How this host reaches its package indexes is carried along. Ends with 0 when all held.
+`./relaunch test`, with ``--only-tests`` nothing else, without the engine. Nothing may be left in /tmp, in /dev/shm or
+among the processes. All of it is removed at the end, about 12 GB a suite with the engine. How this host reaches its
+package indexes is carried along. Ends with 0 when all held.
 """
 
 from __future__ import annotations
