@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..checkpoint.geometry import number, text_config
+from ..checkpoint.geometry import text_config
 from ..checkpoint.model import Checkpoint
+from ..checkpoint.numbers import number
 from ..config.loading import asks_for_gpus
 from ..host.inventory import PLAN_ELSEWHERE, Inventory
 from ..units import format_bytes

@@ -138,6 +138,9 @@ def _case(
     load = _load(run, chosen, drafts, min((gpu.total_bytes for gpu in gpus), default=0))
     slots = constraints.engine_arg("max_mamba_cache_size")
     attention = "dsa" if found.g.dsa else str(run.log.value("attention_backend"))
+    engine, parallel = run.checkpoint.engine, found.parallel
+    if engine is not None and not engine.describe(parallel.tp, parallel.pp, parallel.ep, parallel.dp):
+        engine = None
     return solve.MemoryCase(
         checkpoint=run.checkpoint,
         g=found.g,
@@ -161,6 +164,7 @@ def _case(
         mamba_ratio=_float(constraints.engine_arg("mamba_full_memory_ratio"), kv.MAMBA_RATIO),
         mamba_slots=int(_float(slots, 0)) or None,
         readings=readings,
+        engine=engine,
     )
 
 

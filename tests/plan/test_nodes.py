@@ -74,7 +74,7 @@ def test_what_crosses_the_network() -> None:
     assert wide.network["tensor"]["all_reduces"] == 2 * 78
     assert wide.network["tensor"]["bytes_per_prefill_step"] == 2 * 78 * 8192 * 6144 * 2
     caution = next(warning for warning in wide.warnings if "TP=16 lies over 2 boxes" in warning)
-    assert all(text in caution for text in ("156 all-reduces", "7.31 GiB", "TP=8 with PP=2", "96 MiB"))
+    assert all(text in caution for text in ("156 all-reduces", "14.62 GiB", "TP=8 with PP=2", "192 MiB"))
     assert wide.max_total_tokens and TWO.max_total_tokens and TWO.max_total_tokens > 1.8 * wide.max_total_tokens
 
 
