@@ -6,7 +6,6 @@ would is named.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +137,9 @@ def _case(
     load = _load(run, chosen, drafts, min((gpu.total_bytes for gpu in gpus), default=0))
     slots = constraints.engine_arg("max_mamba_cache_size")
     attention = "dsa" if found.g.dsa else str(run.log.value("attention_backend"))
+    engine, parallel = run.checkpoint.engine, found.parallel
+    if engine is not None and not engine.describe(parallel.tp, parallel.pp, parallel.ep, parallel.dp):
+        engine = None
     return solve.MemoryCase(
         checkpoint=run.checkpoint,
         g=found.g,
@@ -161,6 +163,7 @@ def _case(
         mamba_ratio=_float(constraints.engine_arg("mamba_full_memory_ratio"), kv.MAMBA_RATIO),
         mamba_slots=int(_float(slots, 0)) or None,
         readings=readings,
+        engine=engine,
     )
 
 
@@ -339,9 +342,6 @@ def _command(run: PlannerRun, chosen: kernels.Kernels, case: solve.MemoryCase, v
     if case.draft:
         for option, value in draft.of(case.g).arguments().items():
             command.set(option, value)
-    effort = run.constraints.settings.reasoning_effort
-    if effort:
-        command.set("--default-chat-template-kwargs", json.dumps({"reasoning_effort": effort}))
     # The scheduler polls with a whole core otherwise, also while nobody asks.
     command.set("--sleep-on-idle")
     run.finish_command()

@@ -92,7 +92,7 @@ def _pcie_ipc(f: KernelContext) -> bool:
 
 
 def _calibrated_fp8(f: KernelContext) -> bool:
-    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers
+    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.kinds.sliding
 
 
 # Sparse attention on SM120 with FP8 rows is made for these alone (kernels/ops/attention/flash_mla_sm120.py).

@@ -42,7 +42,7 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Decision:
-    """One setting's value. ``source``: environment, preset, learned, computed or default."""
+    """One setting's value. ``source``: environment, preset, learned, tuned, computed or default."""
 
     setting: str
     value: Any
@@ -68,11 +68,13 @@ class Change:
 @dataclass(frozen=True)
 class Learned:
     """Readings of an earlier boot with the same fingerprint, in bytes per GPU (the worst rank), and the
-    changes that led to a stable READY. ``free_at_start_bytes``: what was free on the fullest GPU then."""
+    changes that led to a stable READY. ``free_at_start_bytes``: what was free on the fullest GPU then. ``tuned``: what
+    `relaunch tune` measured to be faster; a plan that does not fit with it is made without."""
 
     changes: tuple[Change, ...] = ()
     free_at_start_bytes: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+    tuned: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)

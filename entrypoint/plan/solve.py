@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ..checkpoint.engine_sizes import EngineSizes
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
@@ -32,8 +33,8 @@ RULE_SHARE = 1 / 3
 class MemoryCase:
     """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
     non-static part must be able to carry. ``pcie_ipc``: FlashInfer's PCIe all-reduce is on. ``shares``: per stage, the
-    model's tensors and the draft's (`shares`). ``readings``: of an earlier
-    boot, already found valid."""
+    model's tensors and the draft's (`shares`). ``readings``: of an earlier boot, already found valid; ``engine``: what
+    the engine itself says of this layout's sizes."""
 
     checkpoint: Checkpoint
     g: Geometry
@@ -57,6 +58,7 @@ class MemoryCase:
     mamba_ratio: float = kv.MAMBA_RATIO
     mamba_slots: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+    engine: EngineSizes | None = None
 
     @property
     def draft(self) -> bool:
@@ -126,7 +128,10 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
     if mtp is not None:
         size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
-    if not g.known and case.checkpoint.generated:
+    if case.engine is not None:
+        size = case.engine.weights + extra_weights.latent_copies(g, parallel, layers)
+        peak, unmatched = min(peak, size // UNKNOWN_SHARE), ()
+    elif not g.known and case.checkpoint.generated:
         size += size // UNKNOWN_SHARE
     read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
     # A reading that is far off is of another layout: the formula stands.
@@ -185,7 +190,7 @@ class _Solver:
     def __init__(self, case: MemoryCase) -> None:
         self.case = case
         parallel, g = case.parallel, case.g
-        overhead = memory.before_weights(parallel, case.nvlink)
+        overhead = memory.before_weights(parallel, case.nvlink, case.sm)
         self.pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
         read = case.readings.get("baseline_free", 0.0)
         if self.pres and abs(read - min(self.pres)) < min(self.pres) * CREDIBLE:
@@ -206,6 +211,8 @@ class _Solver:
             )
             for stage in range(parallel.pp)
         ]
+        if case.engine is not None:
+            self.pools = [kv.Pools(case.engine.cell, fixed=case.engine.fixed)]
         self.most = self._most_tokens()
         # The pools allocate one page more than they count.
         self.slack = slack_needed(case, self.pre, self.total, self.most, self.heaviest)

@@ -184,10 +184,15 @@ def _wide(constraints: Constraints, case: solve.MemoryCase) -> str:
 def account(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> list[str]:
     """How far the account is to be trusted, and what shares the pool."""
     found = []
-    if not case.g.known:
+    name = run.checkpoint.architecture or "this architecture"
+    if case.engine is not None:
         found.append(
-            f"{run.checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
-            f"cautious guess from config.json"
+            f"{name} is not known well enough here: weights and pools are what the installed engine said of it"
+        )
+    elif not run.checkpoint.well_known:
+        found.append(
+            f"{name} is not known well enough: the account is a guess from config.json; with the engine installed "
+            f"(./relaunch install engine) the plan takes its answer"
         )
     if run.checkpoint.generated:
         found.append("there are no shard headers: tensors were generated from config.json")

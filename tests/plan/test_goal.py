@@ -74,7 +74,7 @@ def test_a_small_card_serves_many_requests_at_the_engines_own_step(box: Inventor
 def test_a_smaller_step_is_taken_only_for_a_context_that_needs_it_and_says_its_price() -> None:
     box = card(24564 << 20)
     most = make("llama-8b", box).max_total_tokens or 0
-    longer = (most // 1024 + 1) * 1024
+    longer = (most // 1024 + 2) * 1024
     planned = make("llama-8b", box, CONTEXT_LENGTH=longer)
     assert planned.feasible and planned.chunked_prefill_size == 2048
     said = reasons(planned)["chunked_prefill_size"]
