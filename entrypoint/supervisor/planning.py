@@ -34,7 +34,7 @@ def plan_document(
     plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
     plan = with_loader_options(plan, box, model_path)
     built = command.build(loaded, box, plan, model_path, environ)
-    document = plan.document(list(built.argv), built.env)
+    document = plan.document(built.shown(), built.env)
     if ask_engine and plan.feasible and plan.device == "cuda":
         _add_answer(document, plan, str(model_path), environ)
     return document, EXIT_OK if document["feasible"] else EXIT_CONFIG
