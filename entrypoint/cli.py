@@ -144,10 +144,21 @@ def _parser() -> _Parser:
     _add_target(check)
     compare = verb("compare", _compare, "what differs between two receipts, what explains most first")
     compare.add_argument("files", type=Path, nargs=2, metavar="FILE.json")
-    verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
+    tune = verb("tune", _tune, "try plans on this host and keep one that is faster by more than the noise")
+    tune.add_argument("--goal", choices=["balanced", "latency", "throughput", "context"], help="default: RELAUNCH_GOAL")
+    tune.add_argument("--budget", default="20m", metavar="TIME", help="for all of it, about; default: 20m")
+    tune.add_argument("--load", metavar="FILE", help="as for bench; default: the goal's own")
+    tune.add_argument(
+        "--arm", action="append", default=[], metavar="'NAME=VALUE ...'", help="try this too; may be repeated"
+    )
+    tune.add_argument("--only", action="store_true", help="try nothing but what --arm names")
+    _add_receipt(tune)
+    hardware = verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
+    hardware.add_argument("--measure", action="store_true", help="measure its links; only while nothing is served")
     reset = verb("reset", _reset, "forget what was learned", with_json=False)
     what = reset.add_mutually_exclusive_group()
     what.add_argument("--learned", action="store_true", help="only known-good settings")
+    what.add_argument("--tuned", action="store_true", help="only what tune found")
     what.add_argument("--jit-cache", action="store_true", help="only compiled kernels and tuning results")
     warm = verb("warm", _warm, "compile ahead the kernels that the plan will use, without a GPU, into the cache")
     warm.add_argument("--sm", type=int, metavar="N", help="such as 120; default: this box's GPUs, else 120")
@@ -180,8 +191,13 @@ def _parser() -> _Parser:
 
 
 def _add_target(sub: argparse.ArgumentParser) -> None:
-    """The options of verbs that ask a running server and write a receipt."""
+    """The options of verbs that ask a running server."""
     sub.add_argument("--url", help="any OpenAI-compatible server; default: the one of this host's settings")
+    _add_receipt(sub)
+
+
+def _add_receipt(sub: argparse.ArgumentParser) -> None:
+    """The options of verbs that write a receipt."""
     sub.add_argument("--name", help="what the receipt calls this box or run; default: no name")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="the receipt; default: in STATE_DIR/receipts")
 
@@ -371,15 +387,39 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_OK if found["ok"] else EXIT_UNAVAILABLE
 
 
+def _tune(arguments: argparse.Namespace) -> int:
+    from .tuning import arms, tune
+    from .ui import tuning_text
+    from .units import parse_duration
+
+    try:
+        budget = parse_duration(arguments.budget)
+    except ValueError as error:
+        raise Stop("config_rejected", f"--budget {arguments.budget}: {error}", exit_code=EXIT_USAGE) from None
+    own = tuple(arms.parse(text) for text in arguments.arm)
+    options = tune.Options(arguments.goal or "", budget, arguments.load, own, arguments.only)
+    with tuning_text.arms_table() as on_arm:
+        found = tune.run(os.environ, options, on_arm, lambda text: print(f"relaunch: {text}", file=sys.stderr))
+    plan = found.pop("plan")
+    document = _receipt("tune", found, plan, arguments)
+    if arguments.json:
+        _print(document)
+    else:
+        tuning_text.tune(found)
+    return EXIT_OK
+
+
 def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the receipt of a measurement, say where, and return it."""
     from .config import loading
     from .host import discover
+    from .state import links
     from .tuning import receipt
 
     settings = loading.load().settings
     box = discover.current(settings.gpu_inventory, os.environ)
-    document = receipt.make(kind, found, box, plan, os.environ, name=arguments.name)
+    measured = links.read(settings.state_dir, box) if plan is not None else None
+    document = receipt.make(kind, found, box, plan, os.environ, links=measured, name=arguments.name)
     written = receipt.write(document, settings.state_dir, arguments.output)
     print(f"relaunch: receipt: {written}", file=sys.stderr)
     return document
@@ -400,14 +440,21 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _hardware(arguments: argparse.Namespace) -> int:
     from .config import loading
     from .host import discover
+    from .state import links
 
-    box = discover.current(loading.load().settings.gpu_inventory, os.environ)
+    settings = loading.load().settings
+    box = discover.current(settings.gpu_inventory, os.environ)
+    if arguments.measure:
+        from .tuning.links import measure
+
+        measure(box, settings, os.environ)
+    measured = links.read(settings.state_dir, box)
     if arguments.json:
-        _print(box.document())
+        _print({**box.document(), **({"links": measured} if measured else {})})
     else:
         from .ui import tables
 
-        tables.hardware(box)
+        tables.hardware(box, links=measured)
     return EXIT_OK
 
 
@@ -415,6 +462,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     import shutil
 
     from .config import loading
+    from .state import tuned
     from .state.lock import Lock
 
     settings = loading.load().settings
@@ -428,10 +476,12 @@ def _reset(arguments: argparse.Namespace) -> int:
     lock = Lock(settings.state_dir)
     lock.acquire()
     try:
-        everything = not (arguments.learned or arguments.jit_cache)
+        everything = not (arguments.learned or arguments.jit_cache or arguments.tuned)
         targets = []
         if everything or arguments.learned:
             targets.append(settings.state_dir / "known-good")
+        if everything or arguments.tuned:
+            targets += [tuned.folder(settings.state_dir), settings.state_dir / "tune"]
         if everything or arguments.jit_cache:
             targets.append(settings.cache_dir / "jit")
         for target in targets:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..healing.playbook import Attempt
     from ..healing.remediation import Remediation
 
+# Ends that say nothing about the state of a GPU, unless the log or the kernel does.
+WARM_CAUSES = frozenset({"killed", "engine_crash", "hang_serving", "host_oom", "unknown"})
+_GPU_ERRORS = ("CUDA error", "cudaError", "CUBLAS_STATUS", "NCCL error", "Xid")
 # Characters of each line in a post-mortem.
 LINE_CHARS = 2000
 
@@ -32,13 +35,14 @@ LINE_CHARS = 2000
 class Conclusion:
     """What a diagnosis concluded. ``node``: where the first failure was. ``changes``: everything that healing has
     changed so far in this supervisor's life. ``post_mortem``: the file that tells of it, None where another node
-    writes it."""
+    writes it. ``cold``: the state of a GPU is in doubt, so that only a start from nothing is right."""
 
     diagnosed: events.Diagnosed
     recovery: Recovery
     node: int = 0
     changes: tuple[Change, ...] = ()
     post_mortem: str | None = None
+    cold: bool = True
 
 
 class Diagnosis:
@@ -90,6 +94,7 @@ class Diagnosis:
             root.node,
             self._changes,
             written,
+            cold=verdict.cause not in WARM_CAUSES or _names_the_gpu(root),
         )
 
 
@@ -146,6 +151,12 @@ def _post_mortem(
         document["node"] = root.node
         document["nodes"] = {str(each.node): _node_document(each, root.at) for each in findings}
     return document
+
+
+def _names_the_gpu(finding: NodeEvidence) -> bool:
+    """Return True when the end came with an error of a GPU, which may outlive the process (sticky errors, Xid)."""
+    lines = list(finding.lines)[-LAST_LINES:]
+    return bool(finding.observed.xids) or any(error in line for line in lines for error in _GPU_ERRORS)
 
 
 def _last_lines(lines: Sequence[str]) -> list[str]:

@@ -106,7 +106,7 @@ class ServingMonitor:
         self._heard = 0  # lines of the log at the last look at the counters
         self._busy = False
         self._liveness: asyncio.Task[None] | None = None
-        self._canary: asyncio.Task[canary.Verdict | None] | None = None
+        self._canary: asyncio.Task[canary.CanaryResult | None] | None = None
 
     async def watch(self) -> Alarm:
         """Return at the first hang or insane answer."""
@@ -158,11 +158,11 @@ class ServingMonitor:
             self._status.reason = None
         self._status.healthy = self._status.reason is None
 
-    async def ask_canary(self) -> canary.Verdict | None:
+    async def ask_canary(self) -> canary.CanaryResult | None:
         """Ask until sane, at most CANARY_TRIES times. None: no answer came; the hang rules see to that."""
         import httpx
 
-        verdict: canary.Verdict | None = None
+        verdict: canary.CanaryResult | None = None
         for _ in range(CANARY_TRIES):
             self._status.canary_runs += 1
             heard = self._run.heard
@@ -176,7 +176,7 @@ class ServingMonitor:
             try:
                 verdict = canary.judge(self._kind, answer, self.reference)
             except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-                verdict = canary.Verdict("degenerate", f"the answer has not the form of an answer: {error}")
+                verdict = canary.CanaryResult("degenerate", f"the answer has not the form of an answer: {error}")
             if verdict.failure is None:
                 self.reference = verdict.reference
                 self._run.prove_healthy(heard)

@@ -182,8 +182,8 @@ def _post_mortem(out: Console, row: Document) -> None:
     out.print(table)
 
 
-def hardware(box: Inventory, console: Console | None = None) -> None:
-    """`relaunch hardware`: the host in a few lines, then a line for each GPU."""
+def hardware(box: Inventory, console: Console | None = None, links: Document | None = None) -> None:
+    """`relaunch hardware`: the host in a few lines, a line for each GPU, and what its links were measured to do."""
     out = console or stdout_console()
     rows = [
         ("driver", f"{box.driver or 'none'}" + (f" (CUDA up to {box.cuda})" if box.cuda else "")),
@@ -210,6 +210,24 @@ def hardware(box: Inventory, console: Console | None = None) -> None:
             "-" if gpu.numa_node is None else str(gpu.numa_node),
         )
     out.print(table)
+    if links:
+        out.print(_links(links))
+
+
+def _links(links: Document) -> Table:
+    """What `hardware --measure` found."""
+    table = columns("measured", "", "small copy")
+    for row in links["host"]:
+        to, back = (format_bytes(row[f"to_{way}_bytes_per_second"]) for way in ("gpu", "host"))
+        small = f"{row['to_gpu_seconds'] * 1e6:.1f} µs"
+        table.add_row(f"host and GPU {row['gpu']}", f"{to}/s to it, {back}/s back", small)
+    for row in links["pairs"]:
+        how = "" if row["peer_access"] else ", no peer access"
+        rate = f"{format_bytes(row['bytes_per_second'])}/s{how}"
+        table.add_row(f"GPU {row['from']} to {row['to']}", rate, f"{row['seconds'] * 1e6:.1f} µs")
+    for row in links["all_reduce"]:
+        table.add_row(f"all-reduce, {format_bytes(row['bytes'])}", f"{row['seconds'] * 1e6:,.1f} µs", "")
+    return table
 
 
 def stdout_console() -> Console:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ..tuning.bench import OnProgress, figure
 from ..tuning.check import Item
+from ..tuning.tune import OnArm
 from ..units import format_duration
 from .tables import columns, stdout_console, styled
 
@@ -74,6 +76,49 @@ def check_item(item: Item) -> None:
     stdout_console().print(line.append(f"{item.title}: {item.detail}", ""))
     if item.verdict == "fail":
         stdout_console().print(styled(f"  repeat: {item.repeat}", "cyan"), soft_wrap=True)
+
+
+@contextmanager
+def arms_table() -> Iterator[OnArm]:
+    """A table of the arms on stderr: drawn anew at every step on a terminal, a line for each step elsewhere."""
+    from rich.console import Console
+    from rich.live import Live
+
+    out = Console(stderr=True, highlight=False)
+    rows: dict[str, str] = {}
+
+    def drawn() -> Any:
+        shown = columns("arm", "score")
+        for name, state in rows.items():
+            shown.add_row(styled(name), styled(state))
+        return shown
+
+    def on_arm(name: str, score: float | None, why: str | None) -> None:
+        rows[name] = f"dropped: {why}" if why else "..." if score is None else f"{score:,.1f} tokens/s"
+        if out.is_terminal:
+            live.update(drawn(), refresh=True)
+        elif rows[name] != "...":
+            print(f"relaunch: {name}: {rows[name]}", file=sys.stderr, flush=True)
+
+    if not out.is_terminal:
+        yield on_arm
+        return
+    with Live(drawn(), console=out, auto_refresh=False) as live:
+        yield on_arm
+
+
+def tune(found: Mapping[str, Any], out: Any = None) -> None:
+    """What came of the search."""
+    out = out or stdout_console()
+    if found["winner"] is None:
+        out.print(styled(f"nothing is kept: {found['why']}", "yellow"))
+        return
+    gain = f"{found['gain']:+.1%} over the untuned plan, spread {found['spread']:.1%}" if "gain" in found else ""
+    if found["kept"]:
+        out.print(styled(f"kept: {found['winner']}: {gain}", "green"))
+        out.print("the next `relaunch serve` starts with it; `relaunch reset --tuned` forgets it")
+    else:
+        out.print(styled(f"nothing is kept: {found['winner']}: {gain}: {found['why']}", "yellow"))
 
 
 def compare(found: Mapping[str, Any], out: Any = None) -> None:

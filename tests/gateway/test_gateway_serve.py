@@ -16,8 +16,7 @@ import psutil
 import pytest
 from fake_replica import FakeReplica, free_ports
 
-pytest.importorskip("smg", reason="locks/gateway.txt is not installed")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.supervisor, pytest.mark.needs("smg"), pytest.mark.timeout(120)]
 
 
 class Gateway:

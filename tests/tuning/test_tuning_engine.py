@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from supervisor import Supervisor
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 KEY = "sentinel-api-key"
 
 
@@ -56,3 +58,45 @@ def test_what_a_rehearsal_serves_passes_the_check_and_is_measured(
         assert document["plan"]["flags"] and len(list((supervisor.state / "receipts").iterdir())) == 2
     finally:
         supervisor.close()
+
+
+def test_a_tune_that_is_killed_goes_on_and_survives_an_arm_that_dies(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    environ = {
+        **os.environ,
+        "RELAUNCH_PRESET": "rehearsal-generate",
+        "RELAUNCH_STATE_DIR": str(state),
+        "RELAUNCH_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    arms = ["--arm=--chat-template=/nowhere.jinja", "--only"]
+    command = [sys.executable, "-P", "-m", "entrypoint", "tune", "--goal", "latency", "--load", "8/4", "--budget", "1s"]
+
+    def started() -> int:
+        boots = state / "boots.jsonl"
+        return boots.read_text().count('"ready_at": null') if boots.exists() else 0
+
+    with open(tmp_path / "first.log", "wb") as log:
+        first = subprocess.Popen([*command, *arms], env=environ, stdout=log, stderr=log)
+        try:
+            while started() < 2:  # the untuned plan was measured, and an arm's engine was spawned
+                assert first.poll() is None, (tmp_path / "first.log").read_text()
+                time.sleep(0.2)
+        finally:
+            first.kill()
+            first.wait()
+    done = subprocess.run([*command, *arms, "--json"], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "going on after" in done.stderr
+    found = json.loads(done.stdout)["tune"]
+    untuned, dead = found["arms"]
+    assert untuned["score"] > 0
+    assert dead["score"] is None and ":" in dead["why"]
+    left = [p.pid for p in psutil.process_iter() if f"RELAUNCH_STATE_DIR={state}".encode() in environ_of(p.pid)]
+    assert left == []
+
+
+def environ_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
