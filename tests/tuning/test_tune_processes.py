@@ -55,12 +55,12 @@ def test_a_search_survives_a_kill_and_an_arm_that_dies_and_the_next_start_has_th
     try:
         while DYING not in attempts(state).get("attempts", {}):  # the untuned plan was measured
             assert first.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.2)
     finally:
         first.kill()
         first.wait()
     while of_state(state):  # all of it dies with the search
-        time.sleep(0.05)
+        time.sleep(0.2)
 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
