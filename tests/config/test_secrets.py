@@ -76,3 +76,18 @@ def test_a_word_without_a_flag_repeats_no_value_before_it() -> None:
 def test_the_user_of_an_address_is_scrubbed(text: str) -> None:
     scrubbed = Scrubber(())(text)
     assert "s3c" not in scrubbed and "***@host" in scrubbed
+
+
+@pytest.mark.parametrize(
+    ("given", "open_to"),
+    [
+        ({}, []),
+        ({"HOST": "0.0.0.0"}, ["RELAUNCH_API_KEY_FILE"]),
+        ({"HOST": "::", "CONTROL_HOST": "10.0.0.5"}, ["RELAUNCH_API_KEY_FILE", "RELAUNCH_CONTROL_TOKEN_FILE"]),
+        ({"HOST": "0.0.0.0", "API_KEY": "k-1"}, []),
+        ({"HOST": "127.0.0.2", "CONTROL_HOST": "::1"}, []),
+    ],
+)
+def test_a_door_that_is_open_to_others_is_told(given: dict[str, str], open_to: list[str]) -> None:
+    made = settings.load({f"RELAUNCH_{name}": value for name, value in given.items()}, {}).settings
+    assert [line.rpartition(" ")[2] for line in loading.open_doors(made)] == open_to
