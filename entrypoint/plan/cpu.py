@@ -118,6 +118,8 @@ def _judge(run: PlannerRun) -> None:
     if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
         run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
     run.refuse(*_refusals(run, int(log.value("max_total_tokens"))))
+    if run.constraints.settings.host_kv != "off":
+        run.warnings.append("HOST_KV is of no use on the CPU: its pool lies in host memory already")
     if run.checkpoint.architecture not in RUNS_ON_CPU:
         run.warnings.append(
             f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "

@@ -6,7 +6,6 @@ would is named.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -343,9 +342,6 @@ def _command(run: PlannerRun, chosen: kernels.Kernels, case: solve.MemoryCase, v
     if case.draft:
         for option, value in draft.of(case.g).arguments().items():
             command.set(option, value)
-    effort = run.constraints.settings.reasoning_effort
-    if effort:
-        command.set("--default-chat-template-kwargs", json.dumps({"reasoning_effort": effort}))
     # The scheduler polls with a whole core otherwise, also while nobody asks.
     command.set("--sleep-on-idle")
     run.finish_command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,9 @@ class PlannerRun:
     def finish_command(self) -> None:
         """The flags that every engine of ours gets, then what ENGINE_ARGS and healing put over the plan's own."""
         self.command.set("--enable-metrics")
+        effort = self.constraints.settings.reasoning_effort
+        if effort:
+            self.command.set("--default-chat-template-kwargs", json.dumps({"reasoning_effort": effort}))
         if not self.embedding:
             # Clients and dashboards see how much of a prompt was cached (usage.prompt_tokens_details).
             self.command.set("--enable-cache-report")

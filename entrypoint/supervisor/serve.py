@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from ..config import loading
 from ..config.schema import SECRETS, Settings
 from ..config.settings import Loaded
 from ..control import app as control
@@ -89,6 +90,8 @@ class Supervisor:
         except Stop:
             self._lock.release()
             raise
+        for warning in loading.open_doors(settings):
+            self._log.warning(warning)
         become_subreaper()
         app = control.build(self.status, Records(settings.state_dir), settings.control_token, group=self._node.endpoint)
         http = server.server(app)

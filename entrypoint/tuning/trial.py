@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from ..config import loading
 from ..host.parent_death import tied_to_parent
@@ -59,7 +58,6 @@ class Trial:
             self._process = subprocess.Popen(
                 tied_to_parent(command),
                 env=self._environ,
-                cwd=Path(__file__).parents[2],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -97,7 +97,12 @@ def start(work: Path) -> Nix:
 def stop(work: Path) -> None:
     """Remove it all, beside the tests that follow: 14 GB of small files take minutes. Python waits for it at its end.
     Store paths are read-only, root may all the same."""
-    removing = subprocess.Popen(["rm", "-rf", str(work)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    removing = subprocess.Popen(
+        ["rm", "-rf", str(work)],
+        env={"PATH": os.defpath},  # without the mark of this run, whose processes end before Python does
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     atexit.register(removing.wait)
 
 

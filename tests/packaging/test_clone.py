@@ -108,3 +108,12 @@ def test_a_pack_is_installed_from_its_own_wheels_and_from_no_index(clone: Path, 
             "UV_NO_INDEX=1",
             "UV_OFFLINE=1",
         ]
+
+
+def test_the_first_lane_of_the_tests_needs_no_engine(clone: Path) -> None:
+    shutil.copy(ROOT / "locks/dev.txt", clone / ".venv/dev.txt")
+    done = relaunch(clone / "relaunch", "test", "tests/plan", "-x", cwd=clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "ran: -P -m pytest --lane fast -n auto --dist worksteal tests/plan -x\n"
+    assert relaunch(clone / "relaunch", "test", "--lane", "slow", cwd=clone).returncode == 64
+    assert relaunch(clone / "relaunch", "test", "--lane", cwd=clone).returncode == 64

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +22,7 @@ from typing import Any
 
 import nix_door
 import pytest
-from docker_engine import may_install, obstacle
+from docker_engine import may_install, obstacle, own_folder
 from nix_door import ROOT, Nix
 
 from entrypoint import __version__
@@ -39,7 +38,7 @@ def nix() -> Iterator[Nix]:
     if reason := obstacle(("mmdebstrap",)):
         pytest.skip(f"a Nix of its own: {reason}")
     kept = os.environ.get("NIX_DOOR_DIR")
-    work = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="relaunch-nix-", dir="/var/tmp"))
+    work = Path(kept) if kept else own_folder("relaunch-nix", nix_door.stop)
     try:
         yield nix_door.start(work)
     finally:

@@ -56,12 +56,15 @@ def test_the_lines_add_up_and_a_feasible_plan_fits(model: str, total: int, count
 def test_more_memory_never_serves_fewer_requests_or_takes_smaller_steps(
     model: str, total: int, more: int, count: int
 ) -> None:
-    """Tokens may be fewer: a bigger card has a bigger step and more graphs, and uses the rest of its pool better."""
+    """Tokens may be fewer: a bigger card has more graphs, and uses the rest of its pool better. Where the engine's own
+    step doubles with the card, its activations may cost a few requests."""
     small, big = (make(model, rtx(count, total=size)) for size in (total, total + more))
     if small.feasible:
         assert big.feasible
-        assert (big.max_running_requests or 0) >= (small.max_running_requests or 0)
-        assert (big.chunked_prefill_size or 0) >= (small.chunked_prefill_size or 0)
+        assert big.chunked_prefill_size and small.chunked_prefill_size
+        assert big.chunked_prefill_size >= small.chunked_prefill_size
+        if big.chunked_prefill_size == small.chunked_prefill_size:
+            assert (big.max_running_requests or 0) >= (small.max_running_requests or 0)
 
 
 @FEW

@@ -68,7 +68,7 @@ def test_a_tune_that_is_killed_goes_on_and_survives_an_arm_that_dies(tmp_path: P
         "RELAUNCH_STATE_DIR": str(state),
         "RELAUNCH_CACHE_DIR": str(tmp_path / "cache"),
     }
-    arms = ["--arm=--chat-template=/nowhere.jinja", "--arm=max_running_requests=1", "--only"]
+    arms = ["--arm=--chat-template=/nowhere.jinja", "--only"]
     command = [sys.executable, "-P", "-m", "entrypoint", "tune", "--goal", "latency", "--load", "8/4", "--budget", "1s"]
 
     def started() -> int:
@@ -88,8 +88,8 @@ def test_a_tune_that_is_killed_goes_on_and_survives_an_arm_that_dies(tmp_path: P
     assert done.returncode == 0, done.stderr[-2000:]
     assert "going on after" in done.stderr
     found = json.loads(done.stdout)["tune"]
-    untuned, dead, alive = found["arms"]
-    assert untuned["score"] > 0 and alive["score"] > 0
+    untuned, dead = found["arms"]
+    assert untuned["score"] > 0
     assert dead["score"] is None and ":" in dead["why"]
     left = [p.pid for p in psutil.process_iter() if f"RELAUNCH_STATE_DIR={state}".encode() in environ_of(p.pid)]
     assert left == []
