@@ -17,6 +17,7 @@ RUN --mount=type=bind,source=locks/dev.txt,target=/tmp/dev.txt \
     sed -n '/^uv==/,/[^\\]$/p' /tmp/dev.txt > /tmp/uv.txt \
     && python3 -m pip install --no-cache-dir --root-user-action=ignore --disable-pip-version-check \
         --require-hashes --no-deps --target /opt/tools -r /tmp/uv.txt
+COPY deploy/container/install /opt/tools/install
 
 # Debian's packages, once for either variant. tini is pid 1: it forwards signals and reaps what `docker exec` and a killed
 # supervisor leave behind, also where no `init: true` exists (Podman, Kubernetes). g++: FlashInfer, sglang and Triton
@@ -42,14 +43,12 @@ RUN if [ -n "${DEBIAN_MIRROR}" ]; then \
     && echo /opt/relaunch/app > /opt/relaunch/venv/lib/python3.12/site-packages/relaunch.pth \
     && mkdir /opt/relaunch/locks
 
-# Packages come through a cache of the builder's: a changed lock downloads what changed. They are copied, because the
-# cache is another file system.
+# Packages come through a cache of the builder's: a changed lock downloads what changed.
 FROM system AS plain
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,source=locks/runtime.txt,target=/tmp/lock.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
+    /opt/tools/install /tmp/lock.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/runtime.txt
 
 # The engine's lock in the order of how seldom its parts change, a layer each: CUDA's libraries, torch with what is built
@@ -68,24 +67,20 @@ FROM system AS engine
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=parts,source=/tmp/cuda.txt,target=/tmp/cuda.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/cuda.txt
+    /opt/tools/install /tmp/cuda.txt
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=parts,source=/tmp/torch.txt,target=/tmp/torch.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/torch.txt
+    /opt/tools/install /tmp/torch.txt
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=parts,source=/tmp/rest.txt,target=/tmp/rest.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/rest.txt
+    /opt/tools/install /tmp/rest.txt
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=parts,source=/tmp/engine.txt,target=/tmp/engine.txt \
     --mount=type=bind,source=locks/engine.txt,target=/tmp/lock.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/engine.txt \
+    /opt/tools/install /tmp/engine.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/engine.txt
 # The wheels' compiler and headers in the layout that FlashInfer expects, and a look into every installed binary:
 # is there code for this GPU, and do nvcc and the headers agree? A change elsewhere in entrypoint/ repeats neither.
@@ -117,12 +112,11 @@ LABEL relaunch.engine.sglang="${SGLANG}" \
 
 # hadolint ignore=DL3006
 FROM ${VARIANT} AS image
-# The gateway's router, beside either: about 90 MB, and 15 MB that the plain image lacks.
+# The gateway's router, beside either: about 105 MB, and 20 MB that the plain image lacks.
 RUN --mount=type=cache,target=/tmp/uv \
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,source=locks/gateway.txt,target=/tmp/lock.txt \
-    /opt/tools/bin/uv pip install --cache-dir /tmp/uv --link-mode copy --python /opt/relaunch/venv/bin/python \
-        --require-hashes --no-deps --compile-bytecode -r /tmp/lock.txt \
+    /opt/tools/install /tmp/lock.txt \
     && cp /tmp/lock.txt /opt/relaunch/locks/gateway.txt
 # Any uid may run this: HOME is the cache volume, and what the volumes start from is writable by all.
 RUN mkdir -p /var/lib/relaunch /var/cache/relaunch /var/cache/huggingface \

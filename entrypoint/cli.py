@@ -137,10 +137,34 @@ def _parser() -> _Parser:
     explain = verb("explain", _explain, "name the cause of a crash from a log of sglang, ours or anyone's")
     explain.add_argument("file", type=Path, metavar="FILE.log")
     verb("history", _history, "boots, crashes, what was changed and why")
-    verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
+    bench = verb("bench", _bench, "how fast the running server is, under a load at several concurrencies")
+    _add_target(bench)
+    bench.add_argument(
+        "--load", default="chat", metavar="FILE", help="chat, agent, long, tokens in and out as 1024/512, or a file"
+    )
+    bench.add_argument("--concurrency", default="1,8,64", metavar="N,N", help="clients at a time; default: 1,8,64")
+    bench.add_argument(
+        "--seconds", type=float, default=30.0, metavar="N", help="about how long each is held; default: 30"
+    )
+    check = verb("check", _check, "whether the running server does what clients need, item by item")
+    _add_target(check)
+    compare = verb("compare", _compare, "what differs between two receipts, what explains most first")
+    compare.add_argument("files", type=Path, nargs=2, metavar="FILE.json")
+    tune = verb("tune", _tune, "try plans on this host and keep one that is faster by more than the noise")
+    tune.add_argument("--goal", choices=["balanced", "latency", "throughput", "context"], help="default: RELAUNCH_GOAL")
+    tune.add_argument("--budget", default="20m", metavar="TIME", help="for all of it, about; default: 20m")
+    tune.add_argument("--load", metavar="FILE", help="as for bench; default: the goal's own")
+    tune.add_argument(
+        "--arm", action="append", default=[], metavar="'NAME=VALUE ...'", help="try this too; may be repeated"
+    )
+    tune.add_argument("--only", action="store_true", help="try nothing but what --arm names")
+    _add_receipt(tune)
+    hardware = verb("hardware", _hardware, "the box; its JSON is the inventory that RELAUNCH_GPU_INVENTORY reads")
+    hardware.add_argument("--measure", action="store_true", help="measure its links; only while nothing is served")
     reset = verb("reset", _reset, "forget what was learned", with_json=False)
     what = reset.add_mutually_exclusive_group()
     what.add_argument("--learned", action="store_true", help="only known-good settings")
+    what.add_argument("--tuned", action="store_true", help="only what tune found")
     what.add_argument("--jit-cache", action="store_true", help="only compiled kernels and tuning results")
     warm = verb("warm", _warm, "compile ahead the kernels that the plan will use, without a GPU, into the cache")
     warm.add_argument("--sm", type=int, metavar="N", help="such as 120; default: this box's GPUs, else 120")
@@ -152,11 +176,36 @@ def _parser() -> _Parser:
     report.add_argument(
         "-o", "--output", metavar="FILE", help="default: relaunch-report-<time>.tar.gz here, or at home from a clone"
     )
+    packing = verb(
+        "pack", _pack, "all that a site without a network needs to serve, in one directory, to be carried there"
+    )
+    packing.add_argument("--out", type=Path, required=True, metavar="DIR", help="goes on with what is there already")
+    packing.add_argument(
+        "--image", nargs="?", const="relaunch:local", metavar="NAME", help="with this container image (relaunch:local)"
+    )
+    packing.add_argument("--weights", action="store_true", help="with the weights, which must be here and good")
+    packing.add_argument("--check", action="store_true", help="say how much it is and whether it fits; write nothing")
+    unpacking = verb("unpack", _unpack, "prove a pack, install from it and serve, without a network", with_json=False)
+    unpacking.add_argument("folder", type=Path, metavar="DIR")
+    unpacking.add_argument("--no-serve", action="store_true", help="end when everything is in its place")
+    unpacking.add_argument("--check", action="store_true", help="prove the pack; install and serve nothing")
     test = verb("test", _test, "in a clone: run the tests; takes the options of pytest", with_json=False)
     test.add_argument("words", nargs="*", metavar="PYTEST_OPTION", help="such as tests/plan -k kv; default: all tests")
     shell = verb("completion", _completion, "a completion script: source <(relaunch completion bash)", with_json=False)
     shell.add_argument("shell", choices=["bash", "zsh", "fish"])
     return parser
+
+
+def _add_target(sub: argparse.ArgumentParser) -> None:
+    """The options of verbs that ask a running server."""
+    sub.add_argument("--url", help="any OpenAI-compatible server; default: the one of this host's settings")
+    _add_receipt(sub)
+
+
+def _add_receipt(sub: argparse.ArgumentParser) -> None:
+    """The options of verbs that write a receipt."""
+    sub.add_argument("--name", help="what the receipt calls this box or run; default: no name")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="the receipt; default: in STATE_DIR/receipts")
 
 
 def _with_preset(loaded: Loaded) -> Loaded:
@@ -318,17 +367,112 @@ def _history(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from .config import loading
+    from .tuning import bench, loads, target
+    from .tuning.generator import Generator
+    from .ui import tuning_text
+
+    try:
+        concurrency = bench.parse_concurrency(arguments.concurrency)
+    except ValueError:
+        raise Stop("config_rejected", "--concurrency takes numbers such as 1,8,64", exit_code=EXIT_USAGE) from None
+    question = bench.Question(loads.named(arguments.load), concurrency, arguments.seconds)
+    settings = loading.load().settings
+    with target.reach(settings, arguments.url) as server, Generator(os.environ, server.api_key) as generator:
+        with tuning_text.bench_progress(concurrency) as shown:
+            found = bench.measure(server, generator, question, shown)
+        plan = server.plan
+    document = _receipt("bench", found, plan, arguments)
+    if arguments.json:
+        _print(document)
+    else:
+        tuning_text.bench(found)
+    return EXIT_OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from .config import loading
+    from .tuning import check, target
+    from .ui import tuning_text
+
+    with target.reach(loading.load().settings, arguments.url) as server:
+        found = check.run(server, (lambda item: None) if arguments.json else tuning_text.check_item)
+        plan = server.plan
+    document = _receipt("check", check.for_receipt(found), plan, arguments)
+    if arguments.json:
+        _print({**document, "check": found})
+    return EXIT_OK if found["ok"] else EXIT_UNAVAILABLE
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from .tuning import arms, tune
+    from .ui import tuning_text
+    from .units import parse_duration
+
+    try:
+        budget = parse_duration(arguments.budget)
+    except ValueError as error:
+        raise Stop("config_rejected", f"--budget {arguments.budget}: {error}", exit_code=EXIT_USAGE) from None
+    own = tuple(arms.parse(text) for text in arguments.arm)
+    options = tune.Options(arguments.goal or "", budget, arguments.load, own, arguments.only)
+    with tuning_text.arms_table() as on_arm:
+        found = tune.run(os.environ, options, on_arm, lambda text: print(f"relaunch: {text}", file=sys.stderr))
+    plan = found.pop("plan")
+    document = _receipt("tune", found, plan, arguments)
+    if arguments.json:
+        _print(document)
+    else:
+        tuning_text.tune(found)
+    return EXIT_OK
+
+
+def _receipt(kind: str, found: dict[str, Any], plan: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the receipt of a measurement, say where, and return it."""
+    from .config import loading
+    from .host import discover
+    from .state import links
+    from .tuning import receipt
+
+    settings = loading.load().settings
+    box = discover.current(settings.gpu_inventory, os.environ)
+    measured = links.read(settings.state_dir, box) if plan is not None else None
+    document = receipt.make(kind, found, box, plan, os.environ, links=measured, name=arguments.name)
+    written = receipt.write(document, settings.state_dir, arguments.output)
+    print(f"relaunch: receipt: {written}", file=sys.stderr)
+    return document
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from .tuning import compare, receipt
+    from .ui import tuning_text
+
+    document = compare.compare(*(receipt.read(path) for path in arguments.files))
+    if arguments.json:
+        _print(document)
+    else:
+        tuning_text.compare(document)
+    return EXIT_OK
+
+
 def _hardware(arguments: argparse.Namespace) -> int:
     from .config import loading
     from .host import discover
+    from .state import links
 
-    box = discover.current(loading.load().settings.gpu_inventory, os.environ)
+    settings = loading.load().settings
+    box = discover.current(settings.gpu_inventory, os.environ)
+    if arguments.measure:
+        from .tuning.links import measure
+
+        measure(box, settings, os.environ)
+    measured = links.read(settings.state_dir, box)
     if arguments.json:
-        _print(box.document())
+        _print({**box.document(), **({"links": measured} if measured else {})})
     else:
         from .ui import tables
 
-        tables.hardware(box)
+        tables.hardware(box, links=measured)
     return EXIT_OK
 
 
@@ -336,6 +480,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     import shutil
 
     from .config import loading
+    from .state import tuned
     from .state.lock import Lock
 
     settings = loading.load().settings
@@ -349,10 +494,12 @@ def _reset(arguments: argparse.Namespace) -> int:
     lock = Lock(settings.state_dir)
     lock.acquire()
     try:
-        everything = not (arguments.learned or arguments.jit_cache)
+        everything = not (arguments.learned or arguments.jit_cache or arguments.tuned)
         targets = []
         if everything or arguments.learned:
             targets.append(settings.state_dir / "known-good")
+        if everything or arguments.tuned:
+            targets += [tuned.folder(settings.state_dir), settings.state_dir / "tune"]
         if everything or arguments.jit_cache:
             targets.append(settings.cache_dir / "jit")
         for target in targets:
@@ -396,6 +543,37 @@ def _report(arguments: argparse.Namespace) -> int:
     from .doctor import report
 
     print(report.write(os.environ, report.output_path(arguments.output)))
+    return EXIT_OK
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from .pack import make
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    request = make.Request(arguments.out, arguments.image, arguments.weights, arguments.check)
+    try:
+        document = make.pack(request, os.environ, shown)
+    finally:
+        shown.end()
+    if arguments.json:
+        _print(document)
+    else:
+        print(make.show(document, arguments.out))
+    return EXIT_OK
+
+
+def _unpack(arguments: argparse.Namespace) -> int:
+    from .pack import unpack
+    from .ui.progress_line import ProgressLine
+
+    shown = ProgressLine(sys.stderr)
+    try:
+        settings = unpack.unpack(arguments.folder.absolute(), os.environ, shown, check=arguments.check)
+        if not (arguments.check or arguments.no_serve):
+            unpack.serve(settings, os.environ, shown)
+    finally:
+        shown.end()
     return EXIT_OK
 
 

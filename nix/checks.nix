@@ -56,6 +56,10 @@ let
   };
   unit = evaluated.config.systemd.units."relaunch.service".text;
   gateway = evaluated.config.systemd.units."relaunch-gateway.service".text;
+  # Messages of what the module refuses.
+  refused = map (found: found.message) (
+    builtins.filter (found: !found.assertion) evaluated.config.assertions
+  );
   ports = toString evaluated.config.networking.firewall.allowedTCPPorts;
 
   expressions = builtins.filter (file: lib.hasSuffix ".nix" (toString file)) (
@@ -84,12 +88,14 @@ in
     runCommand "relaunch-module"
       {
         inherit unit gateway;
+        refused = lib.concatStringsSep "\n" refused;
         passAsFile = [
           "unit"
           "gateway"
         ];
       }
       ''
+        [ -z "$refused" ] || { echo "$refused"; exit 1; }
         mkdir $out
         cp $unitPath $out/relaunch.service
         cp $gatewayPath $out/relaunch-gateway.service

@@ -17,7 +17,7 @@ let
     name = "relaunch-router";
     locks = [ ../locks/gateway.txt ];
     imports = [
-      "sglang_router.router"
+      "smg.router"
       "uvloop"
     ];
   };

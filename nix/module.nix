@@ -56,6 +56,14 @@ let
   credentialsOf = service: lib.mapAttrsToList (name: path: "${name}:${path}") (secretsOf service);
   portOf = service: if service.settings.port == null then 30000 else service.settings.port;
 
+  # What cannot work is refused when the system is built, not when the unit starts.
+  requirementsOf =
+    path: service:
+    lib.mapAttrsToList (name: file: {
+      assertion = !lib.hasPrefix builtins.storeDir file;
+      message = "services.${path}.secrets.${name} = ${file} lies in the store, where everybody may read it: name a file elsewhere";
+    }) (secretsOf service);
+
   # Options that both services have.
   common = {
     settings = lib.mapAttrs option plain;
@@ -164,6 +172,30 @@ in
   };
 
   config = {
+    assertions =
+      lib.optionals cfg.enable (
+        requirementsOf "relaunch" cfg
+        ++ [
+          {
+            assertion = cfg.settings.preset != null || cfg.settings.model != null;
+            message = "services.relaunch says neither what to serve (settings.preset, a name of env/) nor from where (settings.model)";
+          }
+        ]
+      )
+      ++ lib.optionals cfg.gateway.enable (
+        requirementsOf "relaunch.gateway" cfg.gateway
+        ++ [
+          {
+            assertion = cfg.gateway.settings.replicas != null;
+            message = "services.relaunch.gateway.settings.replicas names no replica";
+          }
+          {
+            assertion = !cfg.enable || portOf cfg != portOf cfg.gateway;
+            message = "services.relaunch and its gateway both listen on port ${toString (portOf cfg)}: give one of them another settings.port and settings.control_port";
+          }
+        ]
+      );
+
     systemd.services.relaunch = lib.mkIf cfg.enable {
       description = "relaunch: one model served with sglang";
       wantedBy = [ "multi-user.target" ];

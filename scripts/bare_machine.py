@@ -3,8 +3,9 @@
 For each suite a root directory is made with what the README asks for and no more, in namespaces of its own (mounts,
 processes, IPC, host name; the network is this host's, for the downloads). An ordinary user with an empty home clones
 this commit there and runs the README's own commands: serve, wait, ask, kill, heal, Ctrl-C; with ``--tests`` also
-`./relaunch test`. Nothing may be left in /tmp, in /dev/shm or among the processes. All of it is removed at the end,
-about 12 GB a suite. How this host reaches its package indexes is carried along. Ends with 0 when all held.
+`./relaunch test`, with ``--only-tests`` nothing else, without the engine. Nothing may be left in /tmp, in /dev/shm or
+among the processes. All of it is removed at the end, about 12 GB a suite with the engine. How this host reaches its
+package indexes is carried along. Ends with 0 when all held.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"default: {' '.join(SUITES)}")
     parser.add_argument("--tests", action="store_true", help="run ./relaunch test there too")
+    parser.add_argument("--only-tests", action="store_true", help="run nothing but ./relaunch test there")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        return inside(arguments.tests)
+        return inside(not arguments.only_tests, arguments.tests or arguments.only_tests)
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         parser.exit(69, "scripts/bare_machine.py needs root and mmdebstrap\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -83,7 +85,7 @@ def main() -> int:
     for suite in arguments.suites or SUITES:
         say(f"== Debian {suite}")
         with machine(suite) as (root, shown):
-            code = enter(root, shown, ["--tests"] if arguments.tests else []) or code
+            code = enter(root, shown, [word for word in ("--tests", "--only-tests") if word in sys.argv]) or code
         say(f"== Debian {suite}: {'all held' if code == 0 else 'did NOT hold'}")
     return code
 
@@ -216,38 +218,19 @@ def free_ports() -> dict[str, str]:
 # -- inside, as the ordinary user ---------------------------------------------------------------------------
 
 
-def inside(tests: bool) -> int:
-    """The README's commands, each with what it must do."""
+def inside(serves: bool, tests: bool) -> int:
+    """The README's commands, each with what it must do, and the tests, as far as wanted. Returns the exit code."""
     began = time.monotonic()
 
     def step(text: str) -> None:
         say(f"{time.monotonic() - began:7.1f} s  {text}")
 
-    clone = Path.home() / "relaunch"
-    os.chdir(clone)
-    serve, wait, ask, kill = readme(Path("README.md").read_text())
+    os.chdir(Path.home() / "relaunch")
     step(f"Python {sys.version.split()[0]}, uid {os.getuid()}, home {sorted(os.listdir(Path.home()))}")
-    step(f"$ {serve}")
-    log = open(Path.home() / "serve.log", "w")  # noqa: SIM115
-    server = subprocess.Popen(serve.split(), stdout=log, stderr=subprocess.STDOUT)
+    log = Path.home() / "serve.log"
     try:
-        answers(step, wait, ask)
-        step(f"$ {kill}")
-        subprocess.run(shlex.split(kill), check=True)  # a shell's own command line would match too
-        until(lambda: not ready(), 30, "the kill was not noticed")
-        step("not ready: the kill was noticed")
-        answers(step, wait, ask)
-        step("$ ./relaunch history")
-        subprocess.run(["./relaunch", "history"])
-        stopped = time.monotonic()
-        server.send_signal(signal.SIGINT)
-        code = server.wait(120)
-        step(f"Ctrl-C: exit code {code} after {time.monotonic() - stopped:.1f} s")
-        if code:
-            raise Failed(f"serve ended with {code}")
-        lines = Path(log.name).read_text().splitlines(keepends=True)
-        say("".join(line for line in lines if " relaunch " in line or "crashed with" in line))
-        nothing_left(step, ())
+        if serves:
+            serve_and_heal(step, log)
         if tests:
             step("$ ./relaunch test")
             if code := subprocess.run(["./relaunch", "test"]).returncode:
@@ -256,9 +239,34 @@ def inside(tests: bool) -> int:
         step("disk: " + subprocess.run(["du", "-sh", Path.home()], capture_output=True, text=True).stdout.split()[0])
     except Failed as failed:
         step(f"FAILED: {failed}")
-        say((Path.home() / "serve.log").read_text()[-6000:])
+        say(log.read_text()[-6000:] if log.exists() else "")
         return 1
     return 0
+
+
+def serve_and_heal(step, log: Path) -> None:  # type: ignore[no-untyped-def]
+    """The README's own commands. Raises Failed."""
+    serve, wait, ask, kill = readme(Path("README.md").read_text())
+    step(f"$ {serve}")
+    with open(log, "w") as file:
+        server = subprocess.Popen(serve.split(), stdout=file, stderr=subprocess.STDOUT)
+    answers(step, wait, ask)
+    step(f"$ {kill}")
+    subprocess.run(shlex.split(kill), check=True)  # a shell's own command line would match too
+    until(lambda: not ready(), 30, "the kill was not noticed")
+    step("not ready: the kill was noticed")
+    answers(step, wait, ask)
+    step("$ ./relaunch history")
+    subprocess.run(["./relaunch", "history"])
+    stopped = time.monotonic()
+    server.send_signal(signal.SIGINT)
+    code = server.wait(120)
+    step(f"Ctrl-C: exit code {code} after {time.monotonic() - stopped:.1f} s")
+    if code:
+        raise Failed(f"serve ended with {code}")
+    lines = log.read_text().splitlines(keepends=True)
+    say("".join(line for line in lines if " relaunch " in line or "crashed with" in line))
+    nothing_left(step, ())
 
 
 def readme(text: str) -> tuple[str, str, str, str]:

@@ -33,6 +33,7 @@ Everything is configured by environment variables. A value is read from the envi
 GROUPS = {
     "model": ("Model", "What is served. Without preset and model, a box that has no GPU rehearses on the CPU."),
     "weights": ("Weights", "Where they come from and how much of them is checked before the engine may read them."),
+    "goal": ("Goal", "What the plan is made for; `relaunch plan` says what each choice costs and gains."),
     "parallelism": ("Parallelism", "How the model is spread over GPUs and hosts."),
     "memory": ("Memory", "All of it is computed from the checkpoint and the GPUs; set only what you know better."),
     "kernels": ("Kernels", "Chosen for the GPU at hand; a name that has no kernel on it is refused before the start."),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,13 +17,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine"))
 
-from supervisor import free_ports
+from supervisor import FAKE_SERVE, free_ports
 
 ROOT = os.geteuid() == 0
 DROP = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
 NOBODY = 65534
+# A plan that needs no GPU and no package.
+CPU = {"MODEL": "generated:gpt2", "DEVICE": "cpu"}
 
-pytestmark = pytest.mark.skipif(ROOT and shutil.which("setpriv") is None, reason="as root this needs setpriv")
+pytestmark = pytest.mark.needs(*(["setpriv"] if ROOT else []))
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -52,7 +53,8 @@ def relaunch(tmp_path: Path) -> Run:
         own |= dict(zip(("PORT", "CONTROL_PORT"), map(str, free_ports(2)), strict=True))
         given = {f"RELAUNCH_{name}": value for name, value in (own | settings).items() if name != "HF_HOME"}
         environ = {**os.environ, "HF_HOME": settings.get("HF_HOME", str(tmp_path / "hf")), **given}
-        command = [*(DROP if ROOT else []), sys.executable, "-P", "-m", "entrypoint", *words]
+        how = ["-c", FAKE_SERVE] if words == ("serve",) else ["-m", "entrypoint", *words]
+        command = [*(DROP if ROOT else []), sys.executable, "-P", *how]
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, cwd=tmp_path)
 
     return run
@@ -70,8 +72,8 @@ def relaunch(tmp_path: Path) -> Run:
         ("reset", "STATE_DIR", "state"),
         ("serve", "STATE_DIR", "state"),
         ("reset", "CACHE_DIR", "cache"),
-        ("warm --check", "CACHE_DIR", "cache"),
-        ("warm", "CACHE_DIR", "cache"),
+        pytest.param("warm --check", "CACHE_DIR", "cache", marks=pytest.mark.engine),
+        pytest.param("warm", "CACHE_DIR", "cache", marks=pytest.mark.engine),
         ("serve", "CACHE_DIR", "cache"),
         ("plan", "HF_HOME", "hf"),
         ("weights status", "HF_HOME", "hf"),
@@ -92,7 +94,7 @@ def test_it_is_refused_in_one_line_with_the_setting(
     elif setting == "MANIFEST":
         given["MODEL"] = str(tmp_path)
     elif setting != "MODEL" and verb != "history":
-        given["PRESET"] = "rehearsal"
+        given |= CPU
     ran = relaunch(*verb.split(), **given)
     last = ran.stderr.splitlines()[-1] if ran.stderr else ""
     assert ran.returncode in (66, 73, 78), (ran.returncode, ran.stdout[-500:], ran.stderr[-3000:])
@@ -123,7 +125,7 @@ def test_a_file_on_the_command_line_is_refused_in_one_line(relaunch: Run, locked
 
 
 def test_a_plan_does_without_what_was_learned(relaunch: Run, locked: Path) -> None:
-    ran = relaunch("plan", PRESET="rehearsal", STATE_DIR=str(locked / "state"))
+    ran = relaunch("plan", STATE_DIR=str(locked / "state"), **CPU)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -132,7 +134,8 @@ def test_a_report_is_written_all_the_same(relaunch: Run, locked: Path, tmp_path:
     assert ran.returncode == 0 and (tmp_path / "r.tar.gz").stat().st_size > 0, ran.stderr[-3000:]
 
 
-@pytest.mark.parametrize("verb", ["restart", "wait"])
+# `wait` gives a supervisor fifteen seconds to begin.
+@pytest.mark.parametrize("verb", ["restart", pytest.param("wait", marks=pytest.mark.supervisor)])
 def test_a_supervisor_that_cannot_be_seen_is_none(relaunch: Run, locked: Path, verb: str) -> None:
     ran = relaunch(verb, STATE_DIR=str(locked / "state"), CONTROL_PORT="1")
     assert ran.returncode in (69, 73, 78) and "Traceback" not in ran.stderr, ran.stderr[-3000:]

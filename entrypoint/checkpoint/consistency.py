@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import quantization
-from .geometry import FAMILIES, LAYER_KEYS, text_config, whole
+from .geometry import FAMILIES, LAYER_KEYS, text_config
+from .numbers import whole
 from .safetensors import TensorGroups
 
 # Widths without which nothing can be planned, under each name that a config uses for it.

@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import layer_kinds
+from .layer_kinds import LayerKinds
+from .numbers import number, whole
+
 # Architecture -> how its tensors are named and laid out (`tensors.py`). Those that are absent are
 # planned from what their config says, marked as a guess.
 FAMILIES: dict[str, str] = {
@@ -51,18 +55,25 @@ _DSA = {
     "Dots3NoteForCausalLM",
     "HYV4ForCausalLM",
 }
-# sglang configs/model_config.py:is_hybrid_swa_model and get_hybrid_layer_ids: a KV pool of its own for the sliding
-# layers. Other models with a sliding window keep one pool.
-_SWA_BY_LAYER_TYPES = {
-    "GptOssForCausalLM",
-    "Step3p5ForCausalLM",
-    "Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration",
-    "LagunaForCausalLM",
-    "MellumForCausalLM",
+# Served without their encoders unless --enable-multimodal asks for them (configs/model_config.py: mm_disabled_models).
+_TEXT_ALONE = {
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "Step3VLForConditionalGeneration",
+    "InklingForConditionalGeneration",
+}
+# Tensors of these are known from headers alone: nothing here generates their towers, or their layers.
+KNOWN_BY_HEADERS = {
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "NemotronHForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
 }
 _SENSES = re.compile(r"vision|audio|visual|image|speech")
-_LARGEST = 1 << 48
 MOST_LAYERS = 4096  # more are no model; tensors are generated one layer at a time
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 _BIASED = {"Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"}
@@ -71,7 +82,8 @@ _ITEMSIZE = {"float64": 8, "float32": 2, "float16": 2, "half": 2, "bfloat16": 2,
 
 @dataclass(frozen=True)
 class Geometry:
-    """Counts and widths; bytes nowhere but ``itemsize``, the model dtype's (sglang runs float32 models in half)."""
+    """Counts and widths; bytes nowhere but ``itemsize``, the model dtype's (sglang runs float32 models in half).
+    ``pictures``: by what the engine multiplies its own fraction of static memory, to leave room for an encoder."""
 
     architecture: str
     family: str
@@ -108,16 +120,10 @@ class Geometry:
     index_head_dim: int
     index_kpool: int
     indexer_layers: frozenset[int]
-    # sliding window with a pool of its own; linear attention
-    sliding_layers: frozenset[int]
-    linear_layers: frozenset[int]
-    linear_key_heads: int
-    linear_value_heads: int
-    linear_key_dim: int
-    linear_value_dim: int
-    conv_kernel: int
+    kinds: LayerKinds
     ssm_itemsize: int
     multimodal: bool
+    pictures: float
     vision: tuple[int, ...]  # depth, width, inner width, values of a patch, positions, merged width
     index_topk: int = 0  # positions that sparse attention reads
 
@@ -151,22 +157,6 @@ def lacks(config: Mapping[str, Any], architecture: str) -> str | None:
     return None if has else "num_hidden_layers"
 
 
-def number(value: Any, default: float) -> float:
-    """``value`` when it is a positive number that a size can be, else ``default``: configs hold nulls, lists,
-    strings and numbers of a hundred digits."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
-    return value if ok else default
-
-
-def whole(config: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-    """The first of ``keys`` that holds a positive number."""
-    for key in keys:
-        value = number(config.get(key), 0)
-        if value:
-            return int(value)
-    return default
-
-
 def of(config: Mapping[str, Any], architecture: str) -> Geometry:
     """The geometry that ``config`` (config.json) describes."""
     text = text_config(config)
@@ -180,12 +170,11 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
     partial = number(text.get("partial_rotary_factor") or _rope(text).get("partial_rotary_factor"), 1.0)
     experts = whole(text, "n_routed_experts", "num_local_experts", "num_experts")
     moe_intermediate = whole(text, "moe_intermediate_size", "intermediate_size")
-    linear = _linear_layers(text, architecture, layers)
-    sliding = _sliding_layers(text, architecture, layers)
+    kinds = layer_kinds.of(text, architecture, layers)
     dsa = architecture in _DSA and kv_lora > 0 and text.get("index_topk") is not None
     return Geometry(
         architecture=architecture,
-        family=family or ("deepseek" if kv_lora else "qwen_hybrid" if linear else "llama"),
+        family=family or ("deepseek" if kv_lora else "qwen_hybrid" if kinds.linear else "llama"),
         known=bool(family),
         layers=layers,
         hidden=hidden,
@@ -200,7 +189,7 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         max_position=max_position(text),
         rotary_dim=rope if kv_lora else whole(text, "rotary_dim", default=int(head_dim * partial)),
         tied=_tied(config, text, family),
-        itemsize=_ITEMSIZE.get(_dtype(config, text), 2),
+        itemsize=_ITEMSIZE.get(dtype(config, text), 2),
         attention_bias=bool(text.get("attention_bias", architecture in _BIASED)),
         qk_norm=_qk_norm(text, architecture),
         q_lora=whole(text, "q_lora_rank"),
@@ -212,25 +201,30 @@ def of(config: Mapping[str, Any], architecture: str) -> Geometry:
         moe_intermediate=moe_intermediate,
         shared_intermediate=whole(text, "shared_expert_intermediate_size")
         or whole(text, "n_shared_experts") * moe_intermediate,
-        moe_layers=_moe_layers(text, layers) if experts else frozenset(),
+        moe_layers=_moe_layers(text, layers, kinds) if experts else frozenset(),
         nextn=min(MOST_LAYERS, whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")),
         dsa=dsa,
         index_heads=whole(text, "index_n_heads"),
         index_head_dim=whole(text, "index_head_dim"),
         index_kpool=whole(text, "index_kpool", default=1),
         indexer_layers=frozenset(i for i in range(layers) if not _skips_topk(text, i)) if dsa else frozenset(),
-        sliding_layers=sliding,
-        linear_layers=linear,
-        linear_key_heads=whole(text, "linear_num_key_heads"),
-        linear_value_heads=whole(text, "linear_num_value_heads"),
-        linear_key_dim=whole(text, "linear_key_head_dim"),
-        linear_value_dim=whole(text, "linear_value_head_dim"),
-        conv_kernel=whole(text, "linear_conv_kernel_dim", default=4),
+        kinds=kinds,
         ssm_itemsize=2 if str(text.get("mamba_ssm_dtype")) in ("bfloat16", "float16") else 4,
-        multimodal="vision_config" in config,
+        multimodal="vision_config" in config and architecture not in _TEXT_ALONE,
+        pictures=_pictures(config.get("vision_config")) if architecture not in _TEXT_ALONE else 1.0,
         vision=_vision(config.get("vision_config")),
         index_topk=whole(text, "index_topk"),
     )
+
+
+def _pictures(vision: Any) -> float:
+    """arg_groups/memory_hook.py:adjust_mem_fraction_for_vlm: a tower of 24 layers of 1,024 gives 0.95, a larger one
+    less. Towers that say ``depth`` count as 24 layers there."""
+    if not isinstance(vision, Mapping):
+        return 1.0
+    wide = whole(vision, "hidden_size", default=1024)
+    size = whole(vision, "num_hidden_layers", default=24) * wide * wide / (24 * 1024 * 1024)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
 def _vision(vision: Any) -> tuple[int, ...]:
@@ -259,7 +253,8 @@ def _rope(text: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope if isinstance(rope, Mapping) else {}
 
 
-def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+def dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The dtype that a config names for its activations, ``bfloat16`` where it names none."""
     for source in (text, config):
         for key in ("torch_dtype", "dtype"):
             if isinstance(source.get(key), str):
@@ -279,8 +274,10 @@ def _qk_norm(text: Mapping[str, Any], architecture: str) -> str:
     return "head" if architecture.startswith("Qwen3") else ""
 
 
-def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
+def _moe_layers(text: Mapping[str, Any], layers: int, kinds: LayerKinds) -> frozenset[int]:
     """Layers whose MLP is a mixture (deepseek_v2.py, qwen3_moe.py, glm4_moe.py)."""
+    if kinds.experts is not None:
+        return kinds.experts
     first = int(number(text.get("first_k_dense_replace"), 0))
     every = int(number(text.get("moe_layer_freq"), 1)) or 1
     # interleave_moe_layer_step: models/llama4.py
@@ -288,27 +285,6 @@ def _moe_layers(text: Mapping[str, Any], layers: int) -> frozenset[int]:
     dense = text.get("mlp_only_layers")
     only = {x for x in dense if isinstance(x, int)} if isinstance(dense, list) else set()
     return frozenset(i for i in range(first, layers) if i % every == 0 and (i + 1) % step == 0 and i not in only)
-
-
-def _sliding_layers(text: Mapping[str, Any], architecture: str, layers: int) -> frozenset[int]:
-    """gpt-oss alternates when its config does not say (transformers' GptOssConfig)."""
-    types = text.get("layer_types")
-    if architecture not in _SWA_BY_LAYER_TYPES:
-        return frozenset()
-    if not isinstance(types, list):
-        return frozenset(range(0, layers, 2)) if architecture == "GptOssForCausalLM" else frozenset()
-    return frozenset(i for i, kind in enumerate(types[:layers]) if kind == "sliding_attention")
-
-
-def _linear_layers(text: Mapping[str, Any], architecture: str, layers: int) -> frozenset[int]:
-    """configs/qwen3_next.py:layers_block_type, configs/qwen3_5.py"""
-    if not (text.get("linear_num_value_heads") or FAMILIES.get(architecture) == "qwen_hybrid"):
-        return frozenset()
-    types = text.get("layer_types")
-    if isinstance(types, list) and len(types) >= layers:
-        return frozenset(i for i in range(layers) if types[i] == "linear_attention")
-    interval = int(number(text.get("full_attention_interval"), 4)) or 4
-    return frozenset(i for i in range(layers) if (i + 1) % interval)
 
 
 def _skips_topk(text: Mapping[str, Any], layer: int) -> bool:

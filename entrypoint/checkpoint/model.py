@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import unreadable
 from . import consistency, engine_models, geometry, shards, tensors
+from .engine_sizes import EngineSizes
 from .safetensors import TensorGroups
 
 LARGEST_JSON = 64 << 20
@@ -39,7 +40,7 @@ class Checkpoint:
     """``model`` is the id as the user gave it. ``path`` is None when only remote headers were read.
     ``groups`` holds every tensor; ``generated`` says that they come from the architecture's table because
     there are no shards. ``quantization`` is the checkpoint's own quantisation config (config.json's, else
-    hf_quant_config.json's), empty when there is none."""
+    hf_quant_config.json's), empty when there is none; ``engine``: sizes that the installed engine was asked for."""
 
     model: str
     revision: str | None
@@ -49,6 +50,14 @@ class Checkpoint:
     groups: tuple[Group, ...] = ()
     generated: bool = False
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineSizes | None = None
+
+    @property
+    def well_known(self) -> bool:
+        """Whether sizes that follow from config and headers were compared with the engine's own classes."""
+        if self.architecture in geometry.FAMILIES:
+            return True
+        return not self.generated and self.architecture in geometry.KNOWN_BY_HEADERS
 
     @property
     def bytes(self) -> int:

@@ -93,7 +93,7 @@ def _rows(g: Geometry) -> Iterator[Row]:
         at = f"{model}.layers.{i}"
         yield Row(f"{at}.input_layernorm.weight", (g.hidden,))
         yield Row(f"{at}.post_attention_layernorm.weight", (g.hidden,))
-        if i in g.linear_layers:
+        if i in g.kinds.linear:
             yield from _gated_delta_net(g, at)
         else:
             yield from (_latent_attention(g, at, i) if g.mla else _attention(g, at))
@@ -153,16 +153,17 @@ def _latent_attention(g: Geometry, at: str, layer: int) -> Iterator[Row]:
 
 
 def _gated_delta_net(g: Geometry, at: str) -> Iterator[Row]:
-    key, value = g.linear_key_heads * g.linear_key_dim, g.linear_value_heads * g.linear_value_dim
+    state = g.kinds.state
+    key, value = state.groups * state.size, state.heads * state.head_dim
     attn = f"{at}.linear_attn"
     yield Row(f"{attn}.in_proj_qkv.weight", (2 * key + value, g.hidden), linear=True)
     yield Row(f"{attn}.in_proj_z.weight", (value, g.hidden), linear=True)
     for name in ("in_proj_b", "in_proj_a"):
-        yield Row(f"{attn}.{name}.weight", (g.linear_value_heads, g.hidden), linear=True)
-    yield Row(f"{attn}.conv1d.weight", (2 * key + value, 1, g.conv_kernel))
-    yield Row(f"{attn}.A_log", (g.linear_value_heads,), dtype="F32")
-    yield Row(f"{attn}.dt_bias", (g.linear_value_heads,))
-    yield Row(f"{attn}.norm.weight", (g.linear_value_dim,))
+        yield Row(f"{attn}.{name}.weight", (state.heads, g.hidden), linear=True)
+    yield Row(f"{attn}.conv1d.weight", (2 * key + value, 1, state.kernel))
+    yield Row(f"{attn}.A_log", (state.heads,), dtype="F32")
+    yield Row(f"{attn}.dt_bias", (state.heads,))
+    yield Row(f"{attn}.norm.weight", (state.head_dim,))
     yield Row(f"{attn}.out_proj.weight", (g.hidden, value), linear=True)
 
 

@@ -91,6 +91,25 @@ class Settings(BaseModel):
     )
     manifest: Path | None = _setting(None, "weights", "File with size and digest of every file of the pinned revision.")
 
+    goal: Literal["balanced", "latency", "throughput", "context"] = _setting(
+        "balanced",
+        "goal",
+        "What requests, graphs, prefill step, replicas and speculation are chosen for. balanced: many clients; "
+        "latency: few clients, steady streams; throughput: batch work; context: the most KV tokens, for long prompts.",
+    )
+    host_kv: Literal["off", "auto"] | Size = _setting(
+        "off",
+        "goal",
+        "Host memory that keeps KV which the GPUs' pool has to drop, over all ranks of a host: off, auto (half of "
+        "what the host has, at most twice the pool) or a size.",
+    )
+    reasoning_effort: str | None = _setting(
+        None,
+        "goal",
+        "How much the model thinks unless a request says otherwise: a word that its chat template knows as "
+        "`reasoning_effort`, such as low or high; default: the model's own.",
+    )
+
     tp: Auto | PositiveInt = _setting("auto", "parallelism", "Tensor parallel size, over all nodes.")
     pp: PositiveInt = _setting(1, "parallelism", "Pipeline parallel size.")
     ep: PositiveInt = _setting(1, "parallelism", "Expert parallel size.")
@@ -127,8 +146,11 @@ class Settings(BaseModel):
     attention_backend: str = _setting("auto", "kernels", "sglang's --attention-backend.")
     moe_runner_backend: str = _setting("auto", "kernels", "sglang's --moe-runner-backend.")
     fp4_gemm_backend: str = _setting("auto", "kernels", "sglang's --fp4-gemm-backend.")
-    speculative: Literal["off", "mtp"] = _setting(
-        "off", "kernels", "Speculative decoding with the checkpoint's own MTP layer."
+    speculative: Literal["off", "mtp", "auto"] = _setting(
+        "off",
+        "kernels",
+        "Speculative decoding with the checkpoint's own MTP layer; auto: where the checkpoint has one and GOAL is "
+        "balanced or latency.",
     )
 
     host: str = _setting("127.0.0.1", "serving", "Address that the engine listens on.")
@@ -168,6 +190,9 @@ class Settings(BaseModel):
     )
     canary_interval: Duration = _setting("5m", "healing", "Time between canaries on an idle server.")
     drain_timeout: Duration = _setting("60s", "healing", "Time that running requests get to finish after SIGTERM.")
+    standby: Literal["off", "on"] = _setting(
+        "off", "healing", "on: keep the next engine ready, its imports done, in 0.9 GiB of host memory a process."
+    )
     learn: Switch = _setting(True, "healing", "Remember what worked and what a real boot measured.")
     on_give_up: Literal["exit", "hold"] = _setting(
         "exit", "healing", "hold: stay up without an engine, explaining why, until SIGTERM."

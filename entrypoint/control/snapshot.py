@@ -45,6 +45,7 @@ def snapshot(status: Status, history: Mapping[str, Any], gpus: Sequence[GpuReadi
         "estimate_seconds": status.startupz()["estimate_seconds"],
         "elapsed_seconds": round(now - status.began, 1),
         "weights_verified": status.weights_verified,
+        "standby": status.standby,
         "embedding": "--is-embedding" in ((plan.get("engine") or {}).get("argv") or ()),
         "serving": status.serving.document(now),
         "gpus": _gpus(plan, status.readings, gpus),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .serving import Serving
 
@@ -64,6 +64,7 @@ class Status:
     canary_runs: int = 0
     hang_checks: int = 0
     weights_verified: bool = False
+    standby: Literal["none", "preparing", "ready"] = "none"
     serving: Serving = field(default_factory=Serving)
 
     @property

@@ -21,6 +21,8 @@ TENANTS_SHOWN = 4
 SLOWING = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake", "sw_thermal_slowdown")
 # Below this share of its default a power limit was lowered, not rounded.
 CAPPED = 0.98
+# A pair that moves less than this share of what the best pair does is slow.
+SLOW_PAIR = 0.5
 # Characters of the last Xid message that are shown.
 XID_CHARS = 160
 SILENT = "NVML does not say"
@@ -30,7 +32,8 @@ def checks(host: HostReport) -> list[Check]:
     """The verdicts on this host's GPUs; a single one when it has none."""
     if not host.gpus:
         return [check("gpus", "GPUs", _no_gpu(host))]
-    return checks_of(EACH + BETWEEN if len(host.gpus) > 1 else EACH, host)
+    between = BETWEEN + MEASURED if host.links else BETWEEN
+    return checks_of(EACH + between if len(host.gpus) > 1 else EACH, host)
 
 
 def _no_gpu(host: HostReport) -> Judgement:
@@ -189,6 +192,22 @@ def _peer_to_peer(host: HostReport) -> Judgement:
     return good(f"all {len(host.peers)} pairs" + (", over NVLink" if host.nvlink else ""))
 
 
+def _measured(host: HostReport) -> Judgement:
+    """Pairs that move less than SLOW_PAIR of what the best pair does, with what else is known of the reason."""
+    pairs = (host.links or {}).get("pairs") or []
+    best = max((pair["bytes_per_second"] for pair in pairs), default=0)
+    slow = [pair for pair in pairs if pair["bytes_per_second"] < SLOW_PAIR * best]
+    if not slow:
+        return good(f"all pairs, {format_bytes(best)}/s at best")
+    worst = min(slow, key=lambda pair: pair["bytes_per_second"])
+    why = "" if worst["peer_access"] else ", without peer access: through host memory"
+    detail = (
+        f"GPU {worst['from']} to {worst['to']} moves {format_bytes(worst['bytes_per_second'])}/s, the best pair "
+        f"{format_bytes(best)}/s{why}; {len(slow)} of {len(pairs)} pairs are slow"
+    )
+    return warn(detail, "see the lines on peer to peer, PCIe width, IOMMU and ACS; nvidia-smi topo -m")
+
+
 def _iommu(host: HostReport) -> Judgement:
     if host.iommu is None:
         return unknown("/sys is not readable")
@@ -241,3 +260,5 @@ BETWEEN: CheckTable = (
     ("acs", "ACS", _acs),
     ("numa", "NUMA", _numa),
 )
+# Only where `hardware --measure` was run.
+MEASURED: CheckTable = (("links", "measured links", _measured),)

@@ -6,7 +6,7 @@ None means: could not be read. Sizes in bytes, times in seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..host.container import StopGrace
 from ..host.nvml import GpuHealth, GpuProcess, PeerAccess
@@ -66,7 +66,8 @@ class HubAnswer:
 
 @dataclass(frozen=True)
 class HostReport:
-    """All that was read. ``device``: where the engine would run; ``ranks``: its processes on this host."""
+    """All that was read. ``device``: where the engine would run; ``ranks``: its processes on this host;
+    ``links``: what `hardware --measure` found, None when it was not run on these GPUs."""
 
     uid: int = 0
     gid: int = 0
@@ -80,6 +81,7 @@ class HostReport:
     gpus: tuple[GpuHealth, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     peers: tuple[PeerAccess, ...] = ()
+    links: dict[str, Any] | None = None
     nvlink: bool = False
     iommu: dict[str, str] | None = None
     bridges: tuple[PciBridge, ...] = ()

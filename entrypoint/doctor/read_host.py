@@ -20,6 +20,7 @@ from ..host.inventory import Inventory
 from ..host.mounts import Mount
 from ..host.nvml import GpuProcess
 from ..kernels import cuda_home
+from ..state import links
 from ..state.lock import Lock
 from ..supervisor.preflight import ranks_here
 from ..weights import hub, source
@@ -51,6 +52,7 @@ def read(loaded: Loaded, box: Inventory, environ: Mapping[str, str]) -> HostRepo
         gpus=gpus,
         processes=_gpu_processes([gpu.index for gpu in gpus], settings.state_dir),
         peers=peers,
+        links=links.read(settings.state_dir, box),
         nvlink=box.nvlink,
         iommu=pci.iommu(buses),
         bridges=pci.bridges(buses),

@@ -10,13 +10,17 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import EXIT_UNAVAILABLE, Stop
 
+# Bytes left after the weights at which the engine is asked how many tokens its pools would hold.
+BUDGETS = (8 << 30, 72 << 30)
 # Imports take ten seconds on a slow disk, each model one more.
 TIMEOUT = 300.0
 
@@ -38,12 +42,14 @@ class Question:
 @dataclass(frozen=True)
 class Answer:
     """``error``: the engine's exception, None when it accepts; ``weights``: bytes of rank 0's parameters and buffers as
-    built, None when it was not built; ``resolved``: what it would run with."""
+    built, None when it was not built; ``resolved``: what it would run with; ``tokens``: what its pools would hold in
+    each of ``BUDGETS``, empty where that was not found out."""
 
     id: str
     error: str | None
     weights: int | None
     resolved: Mapping[str, Any] | None
+    tokens: tuple[int, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The answer as `relaunch plan --engine --json` has it."""
@@ -65,29 +71,39 @@ def without(flags: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
 def ask(questions: Sequence[Question], environ: Mapping[str, str]) -> list[Answer]:
     """The answers in order. All questions are about one kind of card. Raises Stop (69) when no engine is installed
     beside this program, or when it does not answer."""
+    return list(answers(questions, environ))
+
+
+def answers(questions: Sequence[Question], environ: Mapping[str, str]) -> Iterator[Answer]:
+    """The answers one by one, as they come. Raises Stop (69) as `ask`, after the last answer that came."""
     if importlib.util.find_spec("sglang") is None:
         raise _unanswered(
             "no engine is installed here that could be asked", "install it with ./relaunch install engine"
         )
-    text = json.dumps([vars(question) for question in questions])
     env = {**environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(Path(__file__).with_name("acceptance_child.py"))],
-            input=text,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT + 60 * len(questions),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _unanswered("the engine did not answer", "try again when the host is less busy") from None
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(answers) != len(questions):
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise _unanswered(f"the engine could not be asked: {last[:300]}", "report this with `relaunch report`")
-    return [Answer(row["id"], row["error"], row["weights"], row.get("resolved")) for row in answers]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("acceptance_child.py"))]
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        json.dump({"budgets": BUDGETS, "questions": [vars(question) for question in questions]}, asked)
+        asked.seek(0)
+        with subprocess.Popen(command, env=env, stdin=asked, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            clock = threading.Timer(TIMEOUT + 60 * len(questions), child.kill)
+            clock.start()
+            count = 0
+            try:
+                for line in child.stdout or ():
+                    if line.startswith("{"):
+                        row = json.loads(line)
+                        count += 1
+                        yield Answer(
+                            row["id"], row["error"], row["weights"], row.get("resolved"), tuple(row.get("tokens") or ())
+                        )
+            finally:
+                clock.cancel()
+                child.kill()
+        if count != len(questions):
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["no output"])[-1]
+            raise _unanswered(f"the engine could not be asked: {last[:300]}", "report this with `relaunch report`")
 
 
 def _unanswered(message: str, next_step: str) -> Stop:

@@ -1,6 +1,6 @@
 """Runs in a process of its own: the engine's argument resolution and its model class, for one rank, without a GPU.
 
-Reads a JSON list of questions from stdin, all about one kind of GPU, and prints one JSON answer a line. The card is
+Reads questions (JSON) from stdin, all about one kind of GPU, and prints one JSON answer a line. The card is
 faked, the class is built on torch's meta device in a fake process group, and packages that load libcuda are replaced,
 so that it shows what the engine selects and refuses, not that kernels run. Nothing is read of the weights.
 """
@@ -180,8 +180,8 @@ def _groups(torch: Any, arguments: Any, view: Any) -> None:
     _module("sglang.srt.layers.dp_attention").initialize_dp_attention(server_args=arguments)
 
 
-def build(torch: Any, arguments: Any, view: Any) -> int:
-    """Bytes of the parameters and buffers of rank 0's model. Raises whatever the engine raises."""
+def build(torch: Any, arguments: Any, view: Any) -> tuple[Any, Any]:
+    """(the model of rank 0, its ModelConfig). Raises whatever the engine raises."""
     _groups(torch, arguments, view)
     for module, function in (
         ("sglang.srt.layers.moe", "initialize_moe_config"),
@@ -197,12 +197,18 @@ def build(torch: Any, arguments: Any, view: Any) -> int:
     torch.set_default_dtype(config.dtype)
     _meta(torch)
     with torch.device("meta"):
-        model = loader._initialize_model(config, load, quantization)
+        return loader._initialize_model(config, load, quantization), config
+
+
+def weigh(model: Any) -> int:
+    """Bytes of the model's parameters and buffers."""
     total, seen, tables = 0, set(), set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         table = (tuple(tensor.shape), str(tensor.dtype))
-        # Rotary tables are shared by all layers; swizzled scales become aliases after the load.
-        if id(tensor) in seen or "swizzled" in name or (name.endswith("cos_sin_cache") and table in tables):
+        # Rotary tables are shared by all layers; swizzled scales become aliases after the load; orders of inputs are
+        # emptied (gptq_marlin.py, compressed_tensors_wNa16_moe.py).
+        gone = "swizzled" in name or "g_idx" in name
+        if id(tensor) in seen or gone or (name.endswith("cos_sin_cache") and table in tables):
             continue
         seen.add(id(tensor))
         tables |= {table} if name.endswith("cos_sin_cache") else set()
@@ -210,17 +216,83 @@ def build(torch: Any, arguments: Any, view: Any) -> int:
     return total
 
 
-def answer(torch: Any, question: dict[str, Any]) -> dict[str, Any]:
-    """The engine's answer to one question: its exception, or what it resolved and what rank 0 would weigh."""
-    found: dict[str, Any] = {"id": question["id"], "error": None, "weights": None, "resolved": None}
+def pool_tokens(arguments: Any, view: Any, model: Any, config: Any, budgets: list[int]) -> list[int]:
+    """Tokens that the engine's own formula gives its pools in each of ``budgets`` bytes, left after the weights
+    (mem_cache/kv_cache_configurator.py, model_executor/pool_configurator.py). Raises whatever the engine raises."""
+    parallel = _module("sglang.srt.runtime_context").get_parallel()
+    parts = "sglang.srt.model_executor.model_runner_components"
+    algorithm = _module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.from_string(view.speculative_algorithm)
+    name, dtype = _module("sglang.srt.mem_cache.kv_cache_dtype").configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=view.kv_cache_dtype,
+        model=model,
+        model_dtype=config.dtype,
+        is_draft_worker=False,
+        is_dflash=False,
+        speculative_draft_attention_backend=None,
+    )
+    configurator = _module("sglang.srt.mem_cache.kv_cache_configurator").KVCacheConfigurator(
+        device="cuda",
+        gpu_id=0,
+        attn_dp_size=parallel.attn_dp_size,
+        pp_size=view.pp_size,
+        pp_group=None,
+        model=model,
+        model_config=config,
+        server_args=arguments,
+        kv_cache_dtype=dtype,
+        kv_cache_dtype_str=name or view.kv_cache_dtype,
+        model_dtype=config.dtype,
+        page_size=view.page_size,
+        sliding_window_size=_module(f"{parts}.load_model_utils").resolve_sliding_window_size(model, config),
+        spec_algorithm=algorithm,
+        is_draft_worker=False,
+        post_capture_kv_active=False,
+        spec_aux_config=_module(f"{parts}.spec_aux_hidden_state").resolve_spec_aux_hidden_state_config(
+            server_args=arguments, model_config=config, spec_algorithm=algorithm, is_draft_worker=False
+        ),
+        is_hybrid_swa=config.is_hybrid_swa,
+        is_hybrid_swa_compress=config.is_hybrid_swa_compress,
+        use_mla_backend=str(config.attention_arch).endswith("MLA"),
+        layer_info=_module(f"{parts}.layer_setup").resolve_layer_indices(
+            model=model, model_config=config, is_draft_worker=False
+        ),
+        forward_stream=None,
+        req_to_token_pool=None,
+        token_to_kv_pool_allocator=None,
+        memory_pool_config=None,
+    )
+    return [_tokens_in(configurator, view, budget) for budget in budgets]
+
+
+def _tokens_in(configurator: Any, view: Any, budget: int) -> int:
+    """What the pools hold in ``budget`` bytes, the state of linear attention taken off first."""
+    rest = budget / (1 << 30)
+    if configurator.mambaish_config is not None:
+        # The first answer is kept as if it had been asked for.
+        context = _module("sglang.srt.runtime_context").get_context()
+        context.override("acceptance", max_mamba_cache_size=view.max_mamba_cache_size)
+        rest = configurator._handle_max_mamba_cache(rest)
+    return int(configurator.config_from_budget(int(rest * (1 << 30))).max_total_num_tokens)
+
+
+def answer(torch: Any, question: dict[str, Any], budgets: list[int]) -> dict[str, Any]:
+    """The engine's answer to one question: its exception, or what it resolved, what rank 0 would weigh and what its
+    pools would hold."""
+    found: dict[str, Any] = {"id": question["id"], "error": None, "weights": None, "resolved": None, "tokens": None}
     try:
         arguments, view = resolve(question)
         found["resolved"] = {name: getattr(view, name, None) for name in SHOWN}
-        found["weights"] = build(torch, arguments, view)
+        model, config = build(torch, arguments, view)
+        found["weights"] = weigh(model)
     except SystemExit as error:
         found["error"] = f"its parser refuses the command ({error})"
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"[:600]
+    if found["error"] is None:
+        try:
+            found["tokens"] = pool_tokens(arguments, view, model, config, budgets)
+        except Exception as error:  # of a size that was asked here alone
+            found["tokens_error"] = f"{type(error).__name__}: {error}"[:600]
     return found
 
 
@@ -254,7 +326,8 @@ def _marlin_supported() -> None:
 def main() -> None:
     """Answer every question of stdin, each in a fork of its own: a model built leaves its groups behind."""
     warnings.simplefilter("ignore")
-    questions = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
+    questions = asked["questions"]
     first = questions[0]
     torch = fake_card(first["sm"], first["name"], first["gpus"])
     logging.disable(logging.WARNING)
@@ -271,7 +344,7 @@ def main() -> None:
             os.close(reading)
             with os.fdopen(os.dup(2), "w") as errors, os.fdopen(writing, "w") as out:
                 os.dup2(errors.fileno(), 1)
-                out.write(json.dumps(answer(torch, question), default=str))
+                out.write(json.dumps(answer(torch, question, asked["budgets"]), default=str))
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as pipe:

@@ -24,7 +24,7 @@ class EngineClient:
         self._admin_headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else headers
         # No proxy from the environment, no kept connection: the engine may be another one the next time.
         self._http = httpx.AsyncClient(
-            base_url=f"http://{_loopback(host)}:{port}",
+            base_url=f"http://{loopback(host)}:{port}",
             headers=headers,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
@@ -103,8 +103,8 @@ class EngineClient:
         return answer
 
 
-def _loopback(host: str) -> str:
-    """The address to reach a server that listens on ``host``."""
+def loopback(host: str) -> str:
+    """Return the address to reach a server that listens on ``host``."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

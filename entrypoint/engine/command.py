@@ -33,6 +33,8 @@ DEFAULTS = {
     # Same GPU order as NVML, so that an index means one card everywhere.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "PYTHONUNBUFFERED": "1",
+    # The engine's 5 s reset the pooled connections of clients that pause between turns (environ.py).
+    "SGLANG_TIMEOUT_KEEP_ALIVE": "900",
 }
 
 # The weights are verified and local by now: nothing in the engine may ask the hub again.

@@ -24,6 +24,11 @@ def mark_of(state_dir: Path) -> str:
     return hashlib.sha256(where).hexdigest()[:12] + "-"
 
 
+def run_id(state_dir: Path, number: int) -> str:
+    """Return the mark of this supervisor's run ``number``."""
+    return f"{mark_of(state_dir)}{os.getpid()}-{number}"
+
+
 def run_directory(state_dir: Path) -> Path:
     """Return the working directory of all engines of this state directory."""
     return state_dir / "run"
@@ -52,5 +57,6 @@ def end(state_dir: Path, warn: Callable[[str], None]) -> None:
                 orphan.kill()
         # A big process keeps its port and its GPU memory until it is really gone.
         psutil.wait_procs(orphans, timeout=1.0)
-    for name in ShmLedger.of_record(run_directory(state_dir) / "shm.json").remove():
-        warn(f"removed /dev/shm/{name}, left by an earlier supervisor")
+    for record in run_directory(state_dir).glob("shm*.json"):
+        for name in ShmLedger.of_record(record).remove():
+            warn(f"removed /dev/shm/{name}, left by an earlier supervisor")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 LONGEST = 8192  # characters of one line that are looked at: no known failure text stands further to the right
@@ -159,3 +160,16 @@ class EvidenceFilter:
         elif line.starts_record:
             self.in_request = False
         return not self.in_request and not is_configuration(line.text)
+
+
+LEFT_OUT = "(a request, left out)"
+
+
+def without_requests(lines: Iterable[str]) -> list[str]:
+    """Return ``lines`` with `LEFT_OUT` in place of each that repeats a request, the further lines of one included."""
+    told = EvidenceFilter()
+    kept = []
+    for line in lines:
+        told.admits(unwrap(line))
+        kept.append(LEFT_OUT if told.in_request else line)
+    return kept

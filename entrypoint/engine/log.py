@@ -1,4 +1,4 @@
-"""The engine's log as events: stages, readings, progress, tokens, fatal texts. Pure: no clock, no I/O.
+"""The engine's log as events: stages, readings, progress, fatal texts. Pure: no clock, no I/O.
 
 The caller splits the stream at ``\\n`` and ``\\r`` (tqdm rewrites its line with ``\\r``). Texts are those of
 sglang 0.5.23 (``distributed/bootstrap.py``, ``model_executor/model_runner.py``, ``model_runner_components/``,
@@ -16,6 +16,7 @@ from ..units import GIB
 from .lines import EvidenceFilter, Line, strip_ansi, unwrap
 
 __all__ = [
+    "COUNTS",
     "STAGES",
     "TAXONOMY_STAGE",
     "Event",
@@ -26,7 +27,6 @@ __all__ = [
     "Reading",
     "StageBegun",
     "StageEnded",
-    "TokenActivity",
     "mark_of",
     "strip_ansi",
 ]
@@ -76,6 +76,12 @@ class Reading:
     rank: int | None
 
 
+# Readings that count tokens or requests; all others are bytes.
+COUNTS = frozenset(
+    {"kv_tokens", "max_total_num_tokens", "max_running_requests", "context_length", "chunked_prefill_size"}
+)
+
+
 @dataclass(frozen=True)
 class Progress:
     kind: Literal["shards", "graphs", "kernels"]
@@ -96,12 +102,7 @@ class FiredUp:
     """sglang says that it is ready. Not proof: it also says so when another server holds its port."""
 
 
-@dataclass(frozen=True)
-class TokenActivity:
-    kind: Literal["prefill", "decode"]
-
-
-Event = StageBegun | StageEnded | Reading | Progress | FatalText | FiredUp | TokenActivity
+Event = StageBegun | StageEnded | Reading | Progress | FatalText | FiredUp
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 # What a line does to the stage of the rank that wrote it: (text, begin or end, stage).
@@ -153,7 +154,6 @@ _BAR_KINDS: tuple[tuple[str, Literal["shards", "graphs", "kernels"]], ...] = (
     ("Warmup", "kernels"),
     ("[Autotuner]", "kernels"),
 )
-_TOKENS = re.compile(r"^(Prefill|Decode) batch\b")
 _GLUED = re.compile(r"(?<=.)(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[\] .])")
 _FATAL = re.compile(
     r"Scheduler hit an exception|DetokenizerManager hit an exception|Initialization failed"
@@ -238,10 +238,6 @@ class LogParser:
             kind = next((kind for word, kind in _BAR_KINDS if word in bar["what"]), None)
             if kind:
                 yield Progress(kind, int(bar["done"]), int(bar["total"]))
-            return
-        tokens = _TOKENS.match(text)
-        if tokens:
-            yield TokenActivity("prefill" if tokens[1] == "Prefill" else "decode")
             return
         mark = None if self.fired_up else mark_of(text)  # afterwards only a request's text looks like one
         if mark:

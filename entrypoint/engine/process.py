@@ -38,16 +38,20 @@ class Ended:
 
 class Engine:
     """One run of the engine. Constructing it spawns it, from the thread that runs the event loop; callbacks come on
-    that thread. ``cwd`` is its working directory, ``run_id`` the mark in ``env``. Raises OSError.
+    that thread. ``cwd`` is its working directory, ``run_id`` the mark in ``env``; its session is in ``sessions`` until
+    it is killed. Raises OSError.
 
     ``failing``: a process that it cannot live without was dying before anything was killed. ``census_every``: seconds
     between two looks at the tree; the ends of processes that are known are told by the kernel at once.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, run_id: str) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, run_id: str, sessions: set[int] | None = None
+    ) -> None:
         self.run_id = run_id
+        self._sessions = set() if sessions is None else sessions
         self.argv = tuple(argv)
-        self._shm = ShmLedger(record=cwd / "shm.json")
+        self._shm = ShmLedger(record=cwd / f"shm-{run_id}.json")
         self._process = subprocess.Popen(
             tied_to_parent(argv),
             env=dict(env),
@@ -58,7 +62,8 @@ class Engine:
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.tree = ProcessTree(self.pid, run_id, cwd)
+        self._sessions.add(self.pid)
+        self.tree = ProcessTree(self.pid, run_id, cwd, self._sessions)
         self.failing = False
         self.census_every = 0.5
         self._killed = False
@@ -196,6 +201,7 @@ class Engine:
             await asyncio.sleep(0.01)
         with contextlib.suppress(OSError):
             self._shm.remove(self.tree.ever)
+        self._sessions.discard(self.pid)
         return left
 
     def _living(self) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,8 @@ class Run:
     number: int
     engine: Engine
     scrub: Scrubber
+    ranks: int  # tensor-parallel ranks of the plan, over all nodes
+    most_bytes: float  # of one GPU: no reading can be larger
     on_line: Callable[[str], None]
     on_event: Callable[[log.Event], None]
     on_end: Callable[[Ended], None]
@@ -43,6 +46,8 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     active: float = field(default_factory=time.monotonic)  # when its start-up last showed progress
     exposed: bool = False  # its HTTP server listens: from here on the log may hold what clients wrote
+    exposed_from: int = 0  # `heard` at that time
+    healthy_until: int = 0  # `heard` when a request was sent whose answer proved the engine healthy
     gpu_free_bytes: int | None = None  # least free memory of a GPU at the last look while it served
     failure_started_at: float | None = None  # monotonic seconds of the first evidence that it is ending
 
@@ -69,14 +74,17 @@ class Run:
         self.lines.append(text[:KEEP_CHARS])
         self.on_line(text)
         now = time.monotonic()
-        self.exposed = self.exposed or self._parser.fired_up or "Application startup complete" in text[:200]
         for event in self._parser.feed(text, now):
             match event:
-                case log.Reading(name, value, rank) if not self.exposed:
-                    self.readings.setdefault(name, {})[rank] = value
+                case log.Reading() if not self.exposed and self._is_credible(event):
+                    self.readings.setdefault(event.name, {})[event.rank] = event.value
+                case log.Reading():
+                    continue
                 case log.Progress(kind, done, total):
                     self.progress[kind] = (done, total)
             self.on_event(event)
+        if not self.exposed and (self._parser.fired_up or "Application startup complete" in text[:200]):
+            self.exposed, self.exposed_from = True, self.heard
         self._advance(self._parser.stage, now)
 
     def _advance(self, stage: str, now: float) -> None:
@@ -87,6 +95,23 @@ class Run:
     def _end(self, ended: Ended) -> None:
         self.ends.append(ended)
         self.on_end(ended)
+
+    def _is_credible(self, reading: log.Reading) -> bool:
+        """Whether a rank that exists has read what it can have read."""
+        limit = math.inf if reading.name in log.COUNTS else self.most_bytes
+        return 0 <= reading.value <= limit and (reading.rank is None or reading.rank < self.ranks)
+
+    def prove_healthy(self, heard: int) -> None:
+        """Note that the engine computed an answer to what it was asked when it had written ``heard`` lines: whatever
+        those say, it was not the end of it."""
+        self.healthy_until = max(self.healthy_until, heard)
+
+    def survived(self) -> tuple[int, int]:
+        """Return the first and the last line of ``lines``, counted from 1, that clients may have written and that the
+        engine outlived; (0, 0) when there are none."""
+        gone = self.heard - len(self.lines)
+        first, last = max(1, self.exposed_from + 1 - gone), self.healthy_until - gone
+        return (first, last) if self.exposed and last >= first else (0, 0)
 
     def mark_failing(self) -> None:
         """Note the time of a sign that the run ends; the first one counts."""

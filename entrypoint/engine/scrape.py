@@ -19,7 +19,8 @@ COUNTERS: Mapping[str, str | None] = {
     "cached_tokens_total": None,
     "num_requests_total": None,
     "num_aborted_requests_total": None,
-    # Tokens as they are computed; the four above are counted at the end of a request.
+    "spec_verify_calls_total": None,
+    # Tokens as they are computed; those above are counted at the end of a request.
     "realtime_tokens_total": "mode",
 }
 GAUGES = (
@@ -38,13 +39,13 @@ HISTOGRAMS: Mapping[str, str | None] = {
 }
 # Gauges of which the ranks' largest is shown, not their sum.
 _LARGEST = ("spec_accept_length",)
-# Counters that move while tokens are computed, wherever in the engine they are counted.
+# Counters that move while tokens are computed, wherever in the engine they are counted. Not that of aborted requests,
+# which moves when a client leaves (`tokenizer_manager.py:abort_request`), also while nothing is computed.
 _TOKENS = (
     "prompt_tokens_total",
     "generation_tokens_total",
     "realtime_tokens_total",
     "num_requests_total",
-    "num_aborted_requests_total",
 )
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 

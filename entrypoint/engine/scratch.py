@@ -22,20 +22,21 @@ LONGEST = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 ROOM = 16 << 20
 
 
-def places(state_dir: Path, elsewhere: Path | None = None) -> list[Path]:
+def places(state_dir: Path, number: int = 1, elsewhere: Path | None = None) -> list[Path]:
     """Where it may be for this state directory, the best first: inside it, else under ``elsewhere`` (default: the
     system's directory for temporary files) or /tmp by a short name of its own. Only where a socket's path fits."""
-    name = f"relaunch-{os.getuid()}-{leftovers.mark_of(state_dir).strip('-')}"
-    inside = state_dir.absolute() / "run" / "tmp"
+    second = "" if number % 2 else "-2"  # a standby prepares the run after the one that serves
+    name = f"relaunch-{os.getuid()}-{leftovers.mark_of(state_dir).strip('-')}{second}"
+    inside = state_dir.absolute() / "run" / f"tmp{second}"
     found = [inside, (elsewhere or Path(tempfile.gettempdir())) / name, Path("/tmp") / name]
     return [place for place in dict.fromkeys(found) if len(os.fsencode(place)) <= LONGEST]
 
 
-def make(state_dir: Path, elsewhere: Path | None = None) -> Path:
+def make(state_dir: Path, number: int = 1, elsewhere: Path | None = None) -> Path:
     """An empty directory for this user alone, where files and sockets can be made. What an earlier engine left is
     removed. Raises Stop (73) when there is no such place."""
-    remove(state_dir, elsewhere)
-    for place in places(state_dir, elsewhere):
+    remove(state_dir, number, elsewhere)
+    for place in places(state_dir, number, elsewhere):
         try:
             _make(place)
         except OSError as error:
@@ -58,7 +59,7 @@ def _make(place: Path) -> None:
         (place / name).unlink()
 
 
-def remove(state_dir: Path, elsewhere: Path | None = None) -> None:
+def remove(state_dir: Path, number: int = 1, elsewhere: Path | None = None) -> None:
     """Take it away with all that is in it. Nothing of it may be in use any more."""
-    for place in places(state_dir, elsewhere):
+    for place in places(state_dir, number, elsewhere):
         shutil.rmtree(place, ignore_errors=True)

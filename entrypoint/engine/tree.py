@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -23,16 +24,21 @@ COMPILERS = frozenset(
 
 
 class ProcessTree:
-    """The main process ``pid`` and everything below it. ``run_id`` is the mark in its environment, ``directory`` its
-    working directory. ``known`` holds the processes found so far that still run, ``ever`` every pid there was."""
+    """The main process ``pid`` and everything below it.
 
-    def __init__(self, pid: int, run_id: str, directory: Path) -> None:
-        self.pid, self._run_id, self._directory = pid, run_id, directory
+    ``run_id`` is the mark in its environment, ``directory`` its working directory, ``sessions`` the sessions of all
+    engines of this supervisor: what is in another one's is not ours. ``known`` holds the processes found so far that
+    still run, ``ever`` every pid there was.
+    """
+
+    def __init__(self, pid: int, run_id: str, directory: Path, sessions: Collection[int] = ()) -> None:
+        self.pid, self._run_id, self._directory, self._sessions = pid, run_id, directory, sessions
         main = psutil.Process(pid)
         self._born = main.create_time()
         self.known: dict[int, psutil.Process] = {pid: main}
         self.ever: set[int] = {pid}
         self.titles: dict[int, str] = {}
+        self._lost = False  # a titled process was found gone
 
     def census(self, *, thorough: bool = False) -> list[psutil.Process]:
         """Look for new processes; return the living ones. ``thorough`` also looks for the mark in every process of
@@ -44,18 +50,21 @@ class ProcessTree:
         gone = [pid for pid, p in self.known.items() if pid != self.pid and not p.is_running()]
         for pid in gone:
             del self.known[pid]
-            self.titles.pop(pid, None)
+            self._lost = self.titles.pop(pid, None) is not None or self._lost
         return [p for p in self.known.values() if is_alive(p)]
 
     def _belongs(self, process: psutil.Process, thorough: bool) -> bool:
         try:
-            if os.getsid(process.pid) == self.pid:
+            session = os.getsid(process.pid)
+            if session == self.pid:
                 return True
+            if session in self._sessions:
+                return False
             parent = process.ppid()
             if parent in self.known:
                 return True
             # Orphans come to us, the subreaper; children of our own stay in our session.
-            orphaned = parent == os.getpid() and os.getsid(process.pid) != os.getsid(0)
+            orphaned = parent == os.getpid() and session != os.getsid(0)
             if orphaned and process.create_time() > self._born:
                 return True
         except (psutil.Error, OSError):
@@ -111,7 +120,7 @@ class ProcessTree:
     def failing(self) -> bool:
         """Return True when the main process or a titled one is gone or on its way out. With GPU memory to give back,
         a process dies for tenths of a second, its connections closed already."""
-        return any(_is_dying(pid) for pid in self.known if pid == self.pid or pid in self.titles)
+        return self._lost or any(_is_dying(pid) for pid in self.known if pid == self.pid or pid in self.titles)
 
     def reap(self) -> int:
         """Collect orphans of the tree that became our children; main is collected by its Popen. Return how many

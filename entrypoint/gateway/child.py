@@ -9,8 +9,8 @@ import sys
 
 def main() -> None:
     """Run the router until it is stopped."""
-    from sglang_router.router import Router
-    from sglang_router.router_args import RouterArgs
+    from smg.router import Router
+    from smg.router_args import RouterArgs
 
     given = json.load(sys.stdin)
     given["control_plane_api_keys"] = [tuple(row) for row in given["control_plane_api_keys"]]

@@ -52,10 +52,10 @@ class Gateway:
     async def run(self) -> int:
         """Route until stopped. Raises Stop for what is wrong before anything was started."""
         settings = self._settings
-        if importlib.util.find_spec("sglang_router") is None:
+        if importlib.util.find_spec("smg") is None:
             raise Stop(
                 "image_mismatch",
-                "the router (sglang-router) is not installed beside relaunch",
+                "the router (smg) is not installed beside relaunch",
                 "start with ./relaunch gateway, which installs locks/gateway.txt, or pip install 'relaunch[gateway]'",
             )
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")

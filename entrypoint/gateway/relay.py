@@ -138,7 +138,12 @@ class _Upstream(_Pipe):
         client = self._request.transport
         waits = client is not None and not client.is_closing()
         self._closed(waits and (exc is not None or not self._answered))
-        self._request.end(exc is not None)
+        if self._answered:
+            self._request.end(exc is not None)
+        else:
+            # A connection that ends without a word would make the router send the request again, to another replica.
+            text = "the replica ended the connection without an answer; the request was not sent again"
+            self._request.respond("502 Bad Gateway", _error(text, "bad_gateway", 502))
 
 
 class _Downstream(_Pipe):
@@ -169,9 +174,9 @@ class _Downstream(_Pipe):
         if method == b"PRI":  # HTTP/2, or gRPC: no engine of ours speaks it
             self.transport.abort()
         elif method == b"GET" and path in _ANSWERED_HERE:
-            self._respond("200 OK", _ANSWERED_HERE[path])
+            self.respond("200 OK", _ANSWERED_HERE[path])
         elif not is_allowed(method, target):
-            self._respond("404 Not Found", _error("the gateway does not forward this path", "not_found", 404))
+            self.respond("404 Not Found", _error("the gateway does not forward this path", "not_found", 404))
         else:
             self.transport.pause_reading()
             self._connecting = asyncio.create_task(self._connect(len(line) + len(end)))
@@ -191,7 +196,7 @@ class _Downstream(_Pipe):
                 continue
             self._start(answer, after_line)
             return
-        self._respond("503 Service Unavailable", _error("no replica can be reached", "service_unavailable", 503))
+        self.respond("503 Service Unavailable", _error("no replica can be reached", "service_unavailable", 503))
 
     def _start(self, answer: _Upstream, after_line: int) -> None:
         assert self.transport is not None and answer.transport is not None and self._head is not None
@@ -203,7 +208,8 @@ class _Downstream(_Pipe):
         answer.transport.write(head[:after_line] + _CLOSE + head[after_line:])
         self.transport.resume_reading()
 
-    def _respond(self, status: str, body: bytes) -> None:
+    def respond(self, status: str, body: bytes) -> None:
+        """Answer in the replica's place, and end the connection."""
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(head.encode() + _CLOSE + b"\r\n" + body)

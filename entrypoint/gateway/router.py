@@ -1,4 +1,4 @@
-"""sglang's router as a child: its arguments, its life, and the three things that we ask of it."""
+"""The router (smg) as a child: its arguments, its life, and the three things that we ask of it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ANSWER_TIMEOUT = 5.0
 MAX_MISSED = 3
 # A router that ran this long has given its failures back.
 STABLE = 60.0
-# The engine's own limits decide how long a request may take; the router counts a stream's whole length.
-# Bytes of a request. The router keeps a whole body before it asks anybody for a key; its own limit is 512 MiB.
+# Bytes of a request's body: a hundred pictures, or a book. The router's own limit is 512 MiB.
 MAX_PAYLOAD = 64 << 20
+# The engine's own limits decide how long a request may take; the router counts a stream's whole length.
 _NO_LIMIT = 7 * 86_400
-# It warns of every worker whose tokenizer it does not have; over HTTP it needs none.
-_QUIET = "smg=warn,smg::core::steps::worker::local::register_tokenizer=error"
+# It warns of every request that a client got wrong, in a line of its own.
+_QUIET = "smg=warn,smg::response=error"
 
 
 def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> dict[str, Any]:
@@ -42,9 +42,12 @@ def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> 
     Retries are off: the router knows only an answer's status, so a request that has killed one engine would be
     carried to the next. The circuit breaker is off: it counts every 4xx against the replica, so one client with a
     wrong request would close all of them. Health checks are off: they would make the engines generate; `/readyz`
-    is asked instead.
+    is asked instead. Loads are not polled: the relays know what is in flight, and `/readyz` who takes requests.
+
+    Where clients have a key it is asked for here, before a body is read; the replica checks it again.
     """
     return {
+        "api_key": settings.api_key,
         "host": f"[{address}]" if ":" in address else address,
         "port": settings.port,
         "policy": "cache_aware",
@@ -52,6 +55,11 @@ def arguments(settings: Settings, address: str, key: str, metrics_port: int) -> 
         "disable_retries": True,
         "disable_circuit_breaker": True,
         "disable_health_check": True,
+        "disable_load_monitoring": True,
+        "worker_overload_protection": False,
+        "disable_tokenizer_autoload": True,
+        # Seconds for the head of a request.
+        "header_read_timeout_secs": 10,
         "history_backend": "none",
         "request_timeout_secs": _NO_LIMIT,
         # Who is added has just said that it is ready.
@@ -218,7 +226,9 @@ class Router:
         httpx.HTTPError, TimeoutError."""
         import httpx
 
-        asked = {"url": url, "disable_health_check": True} | ({"model_id": model} if model else {})
+        asked: dict[str, Any] = {"url": url, "disable_health_check": True}
+        asked |= {"model_id": model} if model else {}
+        asked |= {"api_key": self._settings.api_key} if self._settings.api_key else {}
         answer = (await self._http.post("/workers", json=asked)).raise_for_status()
         worker = str(answer.json()["worker_id"])
         try:

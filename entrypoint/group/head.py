@@ -202,7 +202,9 @@ def _end_evidence(rank: int, heard: ReportedEnd) -> NodeEvidence:
     end = heard.end
     # Another version may observe more than this one knows.
     observed = {each.name: end.observed[each.name] for each in fields(Observed) if each.name in end.observed}
-    observed["xids"] = tuple(observed.get("xids", ()))
+    for name in ("xids", "survived"):
+        if name in observed:
+            observed[name] = tuple(observed[name])
     return NodeEvidence(
         rank, heard.at, end.own, end.lines, Observed(**observed), end.exit_code, end.alarm, end.stages, end.readings
     )

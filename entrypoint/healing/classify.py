@@ -38,7 +38,8 @@ class Observed:
     work below us; ``canary``: the last canary failed; ``stage``: the catalogue's stage reached, if known better
     than from the log; ``stopped``: a process was stopped by a signal from outside for too long; ``exposed``: clients
     were served, so that text in the log may be theirs; ``disk_full``: statvfs finds a disk that the engine writes to
-    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end."""
+    full; ``gpu_memory_low``: NVML saw almost no free memory on a GPU shortly before the end; ``survived``: first and
+    last line, counted from 1, that were written while clients were served and before the last proof of health."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -54,6 +55,7 @@ class Observed:
     exposed: bool = False
     disk_full: bool = False
     gpu_memory_low: bool = False
+    survived: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ def classify(lines: Iterable[str], observed: Observed | None = None) -> Verdict:
 def judge(scanner: Scanner, observed: Observed) -> Verdict:
     """The verdict of everything that a scanner was fed."""
     scanner.end()
+    first, last = observed.survived
+    for each in scanner.runs:
+        each.hits = [hit for hit in each.hits if not first <= hit.number <= last]
     run, earlier = _relevant(scanner)
     best = _first_failure(run, over=observed.exit_code is not None or observed.signal is not None)
     outside = _from_outside(run, best, observed)

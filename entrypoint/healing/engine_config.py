@@ -16,7 +16,8 @@ class EngineConfigView:
     ``baseline_free_bytes``: free when the engine takes its memory baseline;
     ``reserve_bytes``: all that the account keeps beside weights and pool, ``graph_bytes`` of it for graphs;
     ``user_set``: settings whose value in force comes from the environment or a preset; ``alternatives``: per
-    backend setting the values allowed on this GPU, best first; ``flags``: engine flags given by name.
+    backend setting the values allowed on this GPU, best first; ``pcie_ipc``: sums over the ranks go from
+    GPU to GPU over PCIe (SGLANG_ENABLE_PCIE_IPC_ALLREDUCE); ``flags``: engine flags given by name.
     """
 
     device: str = "cuda"
@@ -34,6 +35,7 @@ class EngineConfigView:
     moe_runner_backend: str | None = None
     fp4_gemm_backend: str | None = None
     speculative: bool = False
+    pcie_ipc: bool = False
     is_embedding: bool = False
     kv_bytes_per_token: int | None = None
     page_size: int = 64
@@ -89,6 +91,7 @@ def of(plan: Plan, loaded: Loaded) -> EngineConfigView:
         moe_runner_backend=plan.moe_runner_backend,
         fp4_gemm_backend=plan.fp4_gemm_backend,
         speculative=any(flag.startswith("--speculative-") for flag in plan.flags),
+        pcie_ipc={**plan.env, **loaded.environment}.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE") == "1",
         is_embedding=plan.is_embedding,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         total_bytes=int(gpu["total_bytes"]) if gpu else None,

@@ -44,7 +44,10 @@ def _again(times: int | None, action: str = "restart_same", *, clear: bool = Fal
 _LOWER = Remedy("lower_fraction", remedies_memory.lower_fraction)
 _NEXT_FP4 = Remedy("switch_backend", remedies_kernels.next_fp4_gemm, clear=True)
 _NO_AUTOTUNE = Remedy("switch_backend", remedies_memory.autotune_off, clear=True)
+_NO_PCIE_SUMS = Remedy("disable_p2p", remedies_kernels.pcie_sums_off)
+_BREAKABLE = Remedy("shrink_graphs", remedies_memory.breakable_graphs)
 _INSANE = (
+    _NO_PCIE_SUMS,
     _again(1, "clear_jit_cache", clear=True),
     _NEXT_FP4,
     _NO_AUTOTUNE,
@@ -84,14 +87,18 @@ PLAYBOOK: dict[str, tuple[Remedy, ...]] = {
     "graph_capture_failed": (
         Remedy("shrink_graphs", remedies_memory.prefill_graphs_off),
         Remedy("shrink_graphs", remedies_memory.shrink_graphs_once),
+        _BREAKABLE,
         Remedy("shrink_graphs", remedies_memory.graphs_off),
     ),
-    "spec_decode_crash": (Remedy("disable_speculation", remedies_kernels.speculation_off),),
+    "spec_decode_crash": (
+        Remedy("switch_backend", remedies_kernels.draft_on_triton),
+        Remedy("disable_speculation", remedies_kernels.speculation_off),
+    ),
     "nan_output": _INSANE,
     "degenerate_output": _INSANE,
     "engine_crash": (_again(BUDGETED),),
     "killed": (_again(BUDGETED),),
-    "hang_serving": (_again(BUDGETED),),
+    "hang_serving": (_NO_PCIE_SUMS, _again(BUDGETED)),
     "node_lost": (_again(BUDGETED),),
     "unknown": (_again(2),),
     "port_in_use": (_again(2),),
@@ -107,10 +114,17 @@ PLAYBOOK: dict[str, tuple[Remedy, ...]] = {
         Remedy("retry_download", remedies_kernels.plain_download, wait="backoff"),
         _again(3, "retry_download"),
     ),
-    "hang_startup": (_again(1), Remedy("restart_same", remedies_kernels.prefetch_weights)),
+    "hang_startup": (_NO_PCIE_SUMS, _again(1), Remedy("restart_same", remedies_kernels.prefetch_weights)),
 }
 # hang_startup where kernels are built or tuned: the caches may be at fault, then the path between the GPUs.
-_HANG_BUILDING = (_again(1), _again(2, "clear_jit_cache", clear=True), _NO_TRANSPORTS)
+_HANG_BUILDING = (_NO_PCIE_SUMS, _again(1), _again(2, "clear_jit_cache", clear=True), _NO_TRANSPORTS)
+_HANG_CAPTURING = (
+    _NO_PCIE_SUMS,
+    _again(1),
+    _BREAKABLE,
+    Remedy("shrink_graphs", remedies_memory.graphs_off),
+    _NO_TRANSPORTS,
+)
 # While serving, connections break because a rank died (killed from outside it says nothing itself); the transports
 # worked until then, and going without them is slow for as long as it is remembered.
 _LOST_RANK = (_again(3), _NO_TRANSPORTS)
@@ -165,6 +179,8 @@ def _remedies_for(context: RemediationContext) -> tuple[Remedy, ...]:
         return _FROM_OUTSIDE
     if cause in ("nccl_init_hang", "nccl_error") and context.config.ranks == 1:
         return _ONE_RANK
+    if cause == "hang_startup" and stage == "graph_capture":
+        return _HANG_CAPTURING
     if cause == "hang_startup" and stage in ("jit_build", "warmup", "first_forward"):
         return _HANG_BUILDING
     if cause == "nccl_error" and stage == "serving":

@@ -73,8 +73,8 @@ def wider_kv(context: RemediationContext) -> Changes:
 
 
 def transports_off(context: RemediationContext) -> Changes:
-    """GPU peer-to-peer, InfiniBand (one node only) and custom all-reduce off."""
-    changes = []
+    """GPU peer-to-peer, InfiniBand (one node only), custom all-reduce and sums over PCIe off."""
+    changes = list(pcie_sums_off(context) or ())
     for setting, value in TRANSPORTS_OFF:
         if setting in context.config.flags or context.changed(setting):
             continue
@@ -83,6 +83,25 @@ def transports_off(context: RemediationContext) -> Changes:
         before = False if setting.startswith("--") else None
         changes.append(context.change(setting, value, "optional GPU transports off", before=before))
     return tuple(changes) or None
+
+
+def pcie_sums_off(context: RemediationContext) -> Changes:
+    """Sums over the ranks through NCCL again. Its kernels wait for each other's flags without a time limit: a rank that
+    falls out of step hangs all, or another reads half a sum (flashinfer/comm/pcie_ipc_ar.py)."""
+    setting = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
+    if not context.config.pcie_ipc or context.changed(setting):
+        return None
+    return (context.change(setting, "0", "sums over PCIe go through NCCL again", before="1"),)
+
+
+def draft_on_triton(context: RemediationContext) -> Changes:
+    """The draft layer's experts, which are in floats, on Triton instead of the target's FP4 kernels."""
+    flag = "--speculative-moe-runner-backend"
+    if not context.config.speculative or flag in context.config.flags or context.changed(flag):
+        return None
+    if context.config.moe_runner_backend in (None, "auto", "triton"):
+        return None
+    return (context.change(flag, "triton", "the draft layer's experts are not quantised like the target's"),)
 
 
 def speculation_off(context: RemediationContext) -> Changes:

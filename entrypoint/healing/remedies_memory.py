@@ -27,6 +27,7 @@ LOWERINGS = 4  # how often one boot's fraction is lowered before it is called im
 LOWEST_GRAPH, LOWEST_CHUNK = 8, 1024
 SHORTEST_CONTEXT = 2048  # tokens; below this a server is of no use
 HALVINGS_OF_REQUESTS = 3
+GRAPH_BACKEND = "--cuda-graph-backend-decode"
 
 Changes = tuple[Change, ...] | None
 
@@ -111,11 +112,23 @@ def shrink_graphs(context: RemediationContext) -> Changes:
     return (context.change("cuda_graph_max_bs", after, "fewer and smaller CUDA graphs"),)
 
 
+def breakable_graphs(context: RemediationContext) -> Changes:
+    """Graphs in pieces, with what cannot be captured run between them (the capture of whole ones hung for 36 minutes on
+    8x RTX PRO 6000, sglang#29580): most of the speed stays."""
+    known = GRAPH_BACKEND in context.config.flags or context.changed(GRAPH_BACKEND)
+    if not context.config.cuda_graph_max_bs or known:
+        return None
+    return (context.change(GRAPH_BACKEND, "breakable", "decode graphs are captured in pieces"),)
+
+
 def graphs_off(context: RemediationContext) -> Changes:
     """No decode graphs at all."""
     if context.config.cuda_graph_max_bs == 0:
         return None
-    return (context.change("cuda_graph_max_bs", 0, "no CUDA graphs: slower, but it starts"),)
+    off = context.change("cuda_graph_max_bs", 0, "no CUDA graphs: slower, but it starts")
+    if not context.changed(GRAPH_BACKEND):
+        return (off,)
+    return (off, context.change(GRAPH_BACKEND, "disabled", "nor in pieces", before="breakable"))
 
 
 def prefill_graphs_off(context: RemediationContext) -> Changes:

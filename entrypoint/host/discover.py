@@ -27,7 +27,8 @@ def read(visible: str | None = None) -> Inventory:
         return replace(found, notes=(str(error),))
     chosen = visible_gpus(gpus, visible)
     nvlink = len(chosen) > 1 and linked.issuperset(gpu.index for gpu in chosen)
-    return replace(found, gpus=chosen, driver=driver, cuda=cuda, nvlink=nvlink)
+    peers = nvml.peers([gpu.index for gpu in chosen]) if len(chosen) > 1 else None
+    return replace(found, gpus=chosen, driver=driver, cuda=cuda, nvlink=nvlink, peers=peers)
 
 
 def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:

@@ -40,7 +40,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """A host. ``nvlink``: every GPU has an active NVLink; ``recorded``: read from a file, so not the host that this
+    """A host. ``nvlink``: every GPU has an active NVLink; ``peers``: every GPU may read the memory of every other, None
+    where that is not known; ``recorded``: read from a file, so not the host that this
     process runs on; ``notes``: why something could not be read."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -48,6 +49,7 @@ class Inventory:
     cuda: str | None = None
     host_memory_bytes: int = 0
     nvlink: bool = False
+    peers: bool | None = None
     cpu_count: int = 1
     recorded: bool = False
     notes: tuple[str, ...] = field(default=())
@@ -98,6 +100,7 @@ def _parse(data: dict[str, Any]) -> Inventory:
         cuda=_printable(data.get("cuda")) or None,
         host_memory_bytes=int(data.get("host_memory_bytes") or 0),
         nvlink=data.get("nvlink", False),
+        peers=data.get("peers"),
         cpu_count=int(data.get("cpu_count") or 1),
         recorded=True,
     )
@@ -107,6 +110,8 @@ def _problem(inventory: Inventory) -> str | None:
     """Why this cannot be a host, or None."""
     if not isinstance(inventory.nvlink, bool):
         return "nvlink is neither true nor false"
+    if inventory.peers not in (True, False, None):
+        return "peers is neither true nor false nor null"
     if inventory.host_memory_bytes < 0 or inventory.cpu_count < 0:
         return "host_memory_bytes or cpu_count is negative"
     for gpu in inventory.gpus:

@@ -118,6 +118,14 @@ def inventory() -> tuple[tuple[Gpu, ...], str, str, frozenset[int]]:
         return gpus, _text(nv.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}", linked
 
 
+def peers(indices: Sequence[int]) -> bool | None:
+    """Whether each of these GPUs may read the memory of each other; None when the driver does not say."""
+    with contextlib.suppress(NvmlUnavailable), _session() as nv:
+        found = _peers(nv, dict(_handles(nv, indices)))
+        return all(pair.ok for pair in found) if found else None
+    return None
+
+
 def readings() -> tuple[GpuReading, ...]:
     """Memory and load of every GPU that answers."""
     found: list[GpuReading] = []

@@ -93,6 +93,16 @@ SM120: tuple[Kernel, ...] = (
         when=("quantization", "fp4"),
     ),
     Kernel(
+        "pcie-all-reduce",
+        "flashinfer",
+        "flashinfer.jit.comm:gen_pcie_ipc_comm_module",
+        "pcie_ipc_comm",
+        60,
+        1.5,
+        "sums over the ranks without NVLink",
+        when=("engine", "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE': '1'"),
+    ),
+    Kernel(
         "indexer-store",
         "sglang",
         "sglang.kernels.ops.kvcache.dsa_fused_store_index_cache:_jit_dsa_fused_store_module",

@@ -1,7 +1,7 @@
 """What is already decided before the planner chooses: user settings, ENGINE_ARGS, healing, learning.
 
 Order, strongest first: what healing changed in this boot, ENGINE_ARGS, the RELAUNCH_ settings, what led to a
-stable READY before. Everything else is for the planner to compute.
+stable READY before, what was tuned. Everything else is for the planner to compute.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Constraints:
 
     ``pinned``: the planner's name of a setting -> value and origin. ``given``: ENGINE_ARGS, in order. ``flags`` and
     ``env``: engine flags (value True, False or a word) and environment that healing or learning asks for. ``passed``:
-    what the operator and the preset pass on to the engine.
+    what the operator and the preset pass on to the engine. ``sources``: where each setting is from.
     """
 
     settings: Any
@@ -57,6 +57,7 @@ class Constraints:
     notes: tuple[str, ...] = ()
     extra: tuple[Decision, ...] = ()
     passed: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def engine_env(self, name: str) -> str:
         """An environment variable as the engine will find it, empty when unset."""
@@ -88,6 +89,8 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
     notes: list[str] = []
     extra: list[Decision] = []
     if learned is not None:
+        for change in _not_given(learned.tuned, loaded.engine_args):
+            _apply(change, "", pinned, flags, env, extra, source="tuned")
         for change in learned.changes:
             _apply(change, "kept from an earlier boot that became ready: ", pinned, flags, env, extra)
     for name in (setting.name for setting in SETTINGS if setting.name in RECORDS):
@@ -106,7 +109,7 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
             continue
         name = by_dest()[one.flag.dest].name
         value = _typed(name, one)
-        if name in pinned and pinned[name].source != "learned" and pinned[name].value != value:
+        if name in pinned and pinned[name].source not in ("learned", "tuned") and pinned[name].value != value:
             notes.append(
                 f"{one.tokens[0]} {value} in {PREFIX}ENGINE_ARGS wins over {PREFIX}{name.upper()}={pinned[name].value}"
             )
@@ -116,7 +119,15 @@ def gather(loaded: Loaded, learned: Learned | None, changes: tuple[Change, ...])
         if change.setting not in ("tp", "model", "revision"):
             _apply(change, "", pinned, flags, env, extra)
     return Constraints(
-        loaded.settings, pinned, loaded.engine_args, flags, env, tuple(notes), tuple(extra), loaded.environment
+        loaded.settings,
+        pinned,
+        loaded.engine_args,
+        flags,
+        env,
+        tuple(notes),
+        tuple(extra),
+        loaded.environment,
+        loaded.sources,
     )
 
 
@@ -137,8 +148,10 @@ def _apply(
     flags: dict[str, Any],
     env: dict[str, str],
     extra: list[Decision],
+    *,
+    source: str = "learned",
 ) -> None:
-    """One change of healing or learning: a settings field, an engine flag, or an environment name."""
+    """One change of healing, learning or tuning: a settings field, an engine flag, or an environment name."""
     reason = prefix + change.reason
     option = change.setting
     if option.startswith("--"):
@@ -148,17 +161,23 @@ def _apply(
         setting = by_dest().get(flag.dest)
         if setting is None:
             flags[flag.dest] = change.after
-            extra.append(Decision(option, change.after, "learned", reason))
+            extra.append(Decision(option, change.after, source, reason))
         else:
-            pinned[setting.name] = Decision(setting.name, change.after, "learned", reason)
+            pinned[setting.name] = Decision(setting.name, change.after, source, reason)
     elif option in BY_NAME:
         if change.after in (None, "auto"):
             pinned.pop(option, None)
         else:
-            pinned[option] = Decision(option, change.after, "learned", reason)
+            pinned[option] = Decision(option, change.after, source, reason)
     elif option not in RECORDS:
         env[option] = "" if change.after is None else str(change.after)
-        extra.append(Decision(option, change.after, "learned", reason))
+        extra.append(Decision(option, change.after, source, reason))
+
+
+def _not_given(tuned: tuple[Change, ...], given: tuple[engine_flags.Given, ...]) -> tuple[Change, ...]:
+    """``tuned`` without the engine flags that the operator gives."""
+    options = {option for one in given for option in one.flag.options}
+    return tuple(change for change in tuned if change.setting not in options)
 
 
 def _typed(name: str, given: engine_flags.Given) -> Any:

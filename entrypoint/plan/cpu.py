@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..checkpoint.geometry import number, text_config
+from ..checkpoint.geometry import text_config
 from ..checkpoint.model import Checkpoint
+from ..checkpoint.numbers import number
 from ..config.loading import asks_for_gpus
 from ..host.inventory import PLAN_ELSEWHERE, Inventory
 from ..units import format_bytes
@@ -117,6 +118,8 @@ def _judge(run: PlannerRun) -> None:
     if log.value("max_total_tokens") < 1 or log.value("max_running_requests") < 1:
         run.refuse(Infeasibility("a pool without tokens or requests serves nothing"))
     run.refuse(*_refusals(run, int(log.value("max_total_tokens"))))
+    if run.constraints.settings.host_kv != "off":
+        run.warnings.append("HOST_KV is of no use on the CPU: its pool lies in host memory already")
     if run.checkpoint.architecture not in RUNS_ON_CPU:
         run.warnings.append(
             f"{run.checkpoint.architecture or 'this architecture'} was not seen to run on sglang's CPU engine: rotary "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..checkpoint.geometry import Geometry, number, text_config
+from ..checkpoint.geometry import Geometry, text_config
 from ..checkpoint.model import Checkpoint, Group
+from ..checkpoint.numbers import number
 from .sharding import Parallel, round_up
 
 # SGLANG_ROPE_CACHE_SAFETY_MARGIN, SGLANG_ROPE_CACHE_ALIGN (environ.py)

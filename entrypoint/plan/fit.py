@@ -1,36 +1,84 @@
-"""Chooses what the pool can hold: the prefill step first, then requests, graphs and context."""
+"""Chooses prefill step, requests, graphs and context together, for the goal of the plan (`goal.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 
-from . import kv, pipeline, solve
+from . import goal as goals
+from . import kv, memory, pipeline, solve
+from .memory import Load
 from .plan import Infeasibility
 from .run import PlannerRun
 
-CHUNKS = (4096, 2048, 1024)
-TOKENS_PER_REQUEST = 4096
 # A context that the planner cuts to the pool is cut to a multiple of this.
 CONTEXT_STEP = 1024
-# A pool of fewer tokens serves a few short requests at most: smaller loads are tried first, and it is said.
-WORTHWHILE = 8192
-# Requests at once where memory is so short that the engine's own rule of thumb leaves no pool.
-FEW_REQUESTS = 4
+# Requests that the choice may end at.
+_REQUESTS = (*range(1, 8), *range(8, 16, 2), *range(16, 32, 4), *range(32, 64, 8), *range(64, 128, 16))
+_REQUESTS += (*range(128, 256, 32), *range(256, 513, 64))
 
 
-def fit(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
-    """The case with the load that was chosen, and its account."""
+@dataclass(frozen=True)
+class Fit:
+    """What was chosen. ``own_step``: the engine's prefill step on this card, of one rank; ``own``: what that step would
+    have held, where a smaller or larger one was taken."""
+
+    case: solve.MemoryCase
+    result: solve.MemoryResult
+    own_step: int
+    own: solve.MemoryResult | None = None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is free to choose. ``most``: requests of one attention group; ``steps``: prefill tokens of one rank."""
+
+    run: PlannerRun
+    goal: goals.Goal
+    most: int
+    own_step: int
+    steps: tuple[int, ...]
+
+    def is_free(self, name: str) -> bool:
+        return name not in self.run.constraints.pinned
+
+    def wanted(self, case: solve.MemoryCase, step: int) -> int:
+        """KV tokens with which ``step`` is good enough, in whole pages."""
+        pinned = not self.is_free("context_length")
+        tokens = (
+            case.load.context if pinned else goals.wanted(self.goal, case.load.context, step, self.own_step, self.most)
+        )
+        limit = case.token_limit
+        tokens = min(tokens, limit) if limit else tokens
+        return -(-tokens // case.page) * case.page
+
+    def load(self, case: solve.MemoryCase, step: int, requests: int) -> Load:
+        """The case's load with another step and as many requests, as far as they are free."""
+        load = replace(case.load, chunk=step)
+        if self.is_free("max_running_requests"):
+            load = replace(load, requests=requests)
+        if self.is_free("cuda_graph_max_bs") and load.graph_bs:
+            total = load.requests * case.parallel.dp
+            decoding = pipeline.microbatch(self.run.constraints, total, case.parallel)
+            load = replace(load, graph_bs=min(case.load.graph_bs, decoding))
+        return load
+
+
+def fit(run: PlannerRun, case: solve.MemoryCase) -> Fit:
+    """The load that suits the goal best of those that fit, and its account. ``case`` has the largest load that the
+    choice may end at."""
+    choice = _choice(run, case)
     if case.fraction is not None:
-        return _at_given_fraction(run, case)
-    wanted = wanted_tokens(run, case)
-    result = solve.solve(case)
-    if not (result.fits and result.tokens >= wanted):
-        case, result = _smaller_load(run, case, result, wanted)
-    if result.fits and result.tokens < wanted and "context_length" in run.constraints.pinned:
-        result = replace(result, reasons=(_too_long(run, case, result, wanted),))
-    case = _load(run, case, result)
-    # Requests, graphs and context never raise the reserve, so the fraction stands.
+        return _at_given_fraction(choice, case)
+    tried = [_with_step(choice, case, step) for step in choice.steps]
+    start = case
+    case, result = _best(choice, tried)
+    other = case.load.chunk != choice.own_step and choice.is_free("chunked_prefill_size") and not run.encoder
+    own = _with_step(choice, start, choice.own_step)[1] if other else None
+    if result.fits and not choice.is_free("context_length") and result.tokens < case.load.context:
+        result = replace(result, reasons=(_too_long(run, case, result),))
+    case = replace(case, load=_context(choice, case.load, result))
+    # The context never raises the reserve, so the fraction stands.
     done = solve.solve(replace(case, fraction=result.fraction))
     done = replace(
         done,
@@ -39,109 +87,103 @@ def fit(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solv
         warnings=result.warnings,
         tokens=min(done.tokens, result.tokens) if result.tokens else 0,
     )
-    return case, done
+    return Fit(case, done, choice.own_step, own)
 
 
-def wanted_tokens(run: PlannerRun, case: solve.MemoryCase) -> int:
-    """Tokens below which a pool is of little use: the context that was asked for, else a few short requests."""
-    asked = case.load.context if "context_length" in run.constraints.pinned else min(case.load.context, WORTHWHILE)
-    return -(-asked // case.page) * case.page
+def _choice(run: PlannerRun, case: solve.MemoryCase) -> _Choice:
+    total = min(gpu.total_bytes for gpu in case.gpus)
+    own, _ = memory.engine_steps(case.parallel, total)
+    steps = tuple(step // case.parallel.dp for step in goals.steps(run.goal, own))
+    if run.encoder or "chunked_prefill_size" in run.constraints.pinned:
+        steps = (case.load.chunk,)
+    return _Choice(run, run.goal, case.load.requests, own // case.parallel.dp, steps)
 
 
-def _at_given_fraction(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+def _best(
+    choice: _Choice, tried: list[tuple[solve.MemoryCase, solve.MemoryResult]]
+) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+    """The first step with enough tokens, else the first that holds nearly as many as any."""
+    for case, result in tried:
+        if result.fits and result.tokens >= choice.wanted(case, case.load.chunk):
+            return case, result
+    fitting = [(case, result) for case, result in tried if result.fits]
+    if not fitting:
+        # The reasons of the smallest step say what is really short.
+        return tried[-1]
+    most = max(result.tokens for _, result in fitting)
+    # A context that was asked for is worth any step.
+    least = most * goals.NEARLY_ALL if choice.is_free("context_length") else most
+    return next((case, result) for case, result in fitting if result.tokens >= least)
+
+
+def _with_step(choice: _Choice, case: solve.MemoryCase, step: int) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+    """The most requests that the pool beside them carries. More requests leave a smaller pool, so that the counts that
+    it carries are the first of the list."""
+
+    def at(requests: int) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+        tried = solve.with_load(case, choice.load(case, step, requests))
+        return tried, solve.solve(tried)
+
+    counts = sorted({min(count, choice.most) for count in _REQUESTS} | {choice.most})
+    counts = [count for count in counts if count <= choice.most]
+    if not (choice.is_free("max_running_requests") or choice.is_free("cuda_graph_max_bs")) or len(counts) == 1:
+        return at(choice.most)
+    if not choice.is_free("max_running_requests"):
+        return at(choice.most)
+    few = bisect_right(counts, False, key=lambda count: _room(choice, at(count)[1]) < count)
+    return at(counts[max(0, few - 1)])
+
+
+def _room(choice: _Choice, result: solve.MemoryResult) -> int:
+    """Typical requests that a pool carries, each with a state slot where layers keep state."""
+    if not result.fits:
+        return 0
+    room = result.tokens // choice.goal.typical
+    return room if result.state_slots is None else min(room, result.state_slots // kv.MAMBA_SLOTS)
+
+
+def _at_given_fraction(choice: _Choice, case: solve.MemoryCase) -> Fit:
     """The fraction decides the pool; the prefill step gives way only where what is left cannot carry it."""
-    wanted = wanted_tokens(run, case)
-    first, done = _loaded(run, case)
+    first, done = _loaded(choice, case, choice.steps[0])
     chosen = first
-    for chunk in _free_chunks(run, case)[1:] if not done.fits else ():
-        smaller, tried = _loaded(run, solve.with_chunk(case, chunk // case.parallel.dp))
+    for step in choice.steps[1:] if not done.fits else ():
+        smaller, tried = _loaded(choice, case, step)
         if tried.fits:
+            dp = case.parallel.dp
             said = (
-                f"MEM_FRACTION_STATIC={case.fraction:g} leaves room for a prefill step of {chunk} tokens, not "
-                f"{first.load.chunk * case.parallel.dp}"
+                f"MEM_FRACTION_STATIC={case.fraction:g} leaves room for a prefill step of {step * dp} tokens, not "
+                f"{first.load.chunk * dp}"
             )
             chosen, done = smaller, replace(tried, warnings=(*tried.warnings, said))
             break
-    if done.fits and done.tokens < wanted and "context_length" in run.constraints.pinned:
-        done = replace(done, reasons=(_too_long(run, chosen, done, wanted),))
-    return chosen, done
+    if done.fits and not choice.is_free("context_length") and done.tokens < chosen.load.context:
+        done = replace(done, reasons=(_too_long(choice.run, chosen, done),))
+    return Fit(chosen, done, choice.own_step)
 
 
-def _loaded(run: PlannerRun, case: solve.MemoryCase) -> tuple[solve.MemoryCase, solve.MemoryResult]:
-    case = _load(run, case, solve.solve(case))
+def _loaded(choice: _Choice, case: solve.MemoryCase, step: int) -> tuple[solve.MemoryCase, solve.MemoryResult]:
+    pool = solve.solve(solve.with_load(case, choice.load(case, step, choice.most)))
+    requests = choice.most
+    if pool.tokens > 0:
+        carried = replace(pool, reasons=())
+        requests = max([1, *(count for count in _REQUESTS if count <= min(choice.most, _room(choice, carried)))])
+    load = _context(choice, choice.load(case, step, requests), pool)
+    case = solve.with_load(case, load)
     return case, solve.solve(case)
 
 
-def _free_chunks(run: PlannerRun, case: solve.MemoryCase) -> tuple[int, ...]:
-    """Prefill steps that may be chosen, the largest first; the asked one alone where there is one."""
-    if run.encoder or "chunked_prefill_size" in run.constraints.pinned:
-        return (case.load.chunk * case.parallel.dp,)
-    return CHUNKS
-
-
-def _smaller_load(
-    run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult, wanted: int
-) -> tuple[solve.MemoryCase, solve.MemoryResult]:
-    """The largest load with which ``wanted`` tokens fit, else the one that leaves most tokens."""
-    best = (case, result)
-    tried = solve.solve(case)
-    for smaller in _smaller(run, case):
-        tried = solve.solve(smaller)
-        if tried.fits and tried.tokens >= wanted:
-            # No more than what is needed: else a card a little bigger, with the full step, had fewer.
-            limit = min(wanted, case.token_limit) if case.token_limit else wanted
-            smaller = replace(smaller, token_limit=limit)
-            return smaller, solve.solve(smaller)
-        if tried.fits > best[1].fits or (tried.fits and tried.tokens > best[1].tokens):
-            best = (smaller, tried)
-    # Nothing fits: the reasons of the smallest load say what is really short.
-    return best if best[1].fits else (best[0], replace(best[1], reasons=tried.reasons))
-
-
-def _smaller(run: PlannerRun, case: solve.MemoryCase) -> Iterator[solve.MemoryCase]:
-    """Smaller prefill steps; then a few requests with no more set aside than the account asks for."""
-    pinned, dp = run.constraints.pinned, case.parallel.dp
-    chunks = _free_chunks(run, case)
-    for chunk in chunks[1:]:
-        yield solve.with_chunk(case, chunk // dp)
-    load = case.load
-    if "max_running_requests" not in pinned:
-        load = replace(load, requests=min(load.requests, FEW_REQUESTS))
-    if "cuda_graph_max_bs" not in pinned:
-        decoding = pipeline.microbatch(run.constraints, load.requests * dp, case.parallel)
-        load = replace(load, graph_bs=min(load.graph_bs, decoding))
-    few = replace(case, load=load, reserve=load, rule_of_thumb=False)
-    for chunk in chunks:
-        yield solve.with_chunk(few, chunk // dp)
-
-
-def _too_long(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult, wanted: int) -> Infeasibility:
+def _too_long(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> Infeasibility:
     largest = max(0, result.tokens // CONTEXT_STEP * CONTEXT_STEP)
     remedies = tuple({"context_length": size} for size in (largest, min(largest, run.derived)) if size)
+    wanted = -(-case.load.context // case.page) * case.page
     return Infeasibility(
         f"CONTEXT_LENGTH={case.load.context} needs {wanted} KV tokens, the pool holds {result.tokens}", remedies
     )
 
 
-def _load(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> solve.MemoryCase:
-    """The case with requests, graphs and context cut to what the pool holds."""
-    load, pinned, tokens = case.load, run.constraints.pinned, result.tokens
-    if tokens <= 0:
-        return case
-    if "context_length" not in pinned and tokens < load.context:
-        load = replace(load, context=max(1, tokens // CONTEXT_STEP * CONTEXT_STEP or tokens))
-    if "max_running_requests" not in pinned:
-        load = replace(load, requests=_requests(result, load.requests))
-    if "cuda_graph_max_bs" not in pinned and load.graph_bs:
-        decoding = pipeline.microbatch(run.constraints, load.requests * case.parallel.dp, case.parallel)
-        load = replace(load, graph_bs=min(load.graph_bs, decoding))
-    return replace(case, load=load)
-
-
-def _requests(result: solve.MemoryResult, most: int) -> int:
-    """A power of two with at least TOKENS_PER_REQUEST tokens each, and a state slot where layers keep state."""
-    room = max(1, result.tokens // TOKENS_PER_REQUEST)
-    if result.state_slots is not None:
-        room = min(room, max(1, result.state_slots // kv.MAMBA_SLOTS))
-    power = 1 << (room.bit_length() - 1)
-    return max(1, min(most, power))
+def _context(choice: _Choice, load: Load, result: solve.MemoryResult) -> Load:
+    """The load with a context that the pool holds."""
+    tokens = result.tokens
+    if tokens <= 0 or not choice.is_free("context_length") or tokens >= load.context:
+        return load
+    return replace(load, context=max(1, tokens // CONTEXT_STEP * CONTEXT_STEP or tokens))

@@ -1,7 +1,7 @@
 """The plan for GPUs: layout, kernels, then the largest safe fraction and what the KV pool can hold.
 
-What a person set is kept and the rest is chosen around it; when nothing fits, the smallest change that would is
-named. Every automatic choice is monotone: a bigger card or a smaller margin never plans fewer tokens.
+What a person set is kept and the rest is chosen around it for the goal; when nothing fits, the smallest change that
+would is named.
 """
 
 from __future__ import annotations
@@ -13,9 +13,25 @@ from ..checkpoint import geometry
 from ..checkpoint.quantization import method
 from ..host.inventory import PLAN_ELSEWHERE, Gpu, Inventory
 from ..units import format_bytes
-from . import kernel_limits, kernels, kv, layout, memory, memory_reasons, nodes, pipeline, shapes, solve, warnings
+from . import (
+    draft,
+    host_kv,
+    kernel_limits,
+    kernels,
+    kv,
+    layout,
+    memory,
+    memory_reasons,
+    nodes,
+    pipeline,
+    shapes,
+    solve,
+    warnings,
+)
+from . import goal as goals
 from .alternatives import alternatives
-from .fit import CHUNKS, fit
+from .constraints import Constraints
+from .fit import Fit, fit
 from .memory import Load
 from .plan import Infeasibility, Learned, Plan
 from .run import PlannerRun
@@ -25,11 +41,6 @@ from .sharding import Parallel
 UNCHUNKED = 16384
 # An operator's own, by this name or the older PYTORCH_CUDA_ALLOC_CONF, wins.
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-MAX_REQUESTS = 256
-# On SM120 a full list of graphs hung for minutes, ran out of memory at 512, and dominates the boot.
-MAX_REQUESTS_SM120 = 64
-DRAFT_TOKENS, DRAFT_STEPS = 4, 3
-DRAFT_REQUESTS = 48  # speculative_hook.py: the engine's own limit when none is given
 
 
 def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
@@ -39,6 +50,7 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     if constraints.engine_arg("dtype") in ("float", "float32"):
         g = replace(g, itemsize=4)
     run.warnings += warnings.unaccounted(constraints)
+    log.record("goal", run.goal.name, run.goal.purpose, source=run.constraints.sources["goal"])
     log.decide("device", "cuda", "the box has GPUs")
     parallel, problems = layout.choose(log, constraints, inventory, _shapes(run, g))
     run.refuse(*problems)
@@ -46,8 +58,10 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
     sm = min((gpu.sm for gpu in gpus), default=0)
     readings, note = _valid(run.learned, parallel, inventory)
     run.warnings += [note] if note else []
-    chosen = kernels.resolve(log, constraints, kernels.context(run.checkpoint, g, parallel, sm, inventory.nvlink))
-    log.decide("speculative", "off", "no draft was asked for", source="default")
+    chosen = kernels.resolve(
+        log, constraints, kernels.context(run.checkpoint, g, parallel, sm, inventory, _dtype(constraints))
+    )
+    _decide_draft(run, g, parallel)
     log.decide("memory_margin", constraints.settings.memory_margin, "kept free on top of the account", source="default")
     case = _case(run, chosen, gpus, readings)
     run.refuse(
@@ -64,8 +78,11 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         if not run.reasons:
             run.refuse(Infeasibility(f"the box has no GPU ({PLAN_ELSEWHERE})", ({"device": "cpu"},)))
         return _plan(run, chosen, case, None), run.reasons
-    case, result = fit(run, case)
-    _decide_memory(run, case, result)
+    fitted = fit(run, case)
+    case, result = fitted.case, fitted.result
+    _decide_memory(run, fitted)
+    _decide_interval(run, case)
+    _say_replicas(run, case, result)
     run.warnings += [
         *kernel_limits.warnings(constraints, g, sm),
         *warnings.mixed(gpus),
@@ -76,6 +93,7 @@ def make(run: PlannerRun) -> tuple[Plan, list[Infeasibility]]:
         *warnings.account(run, case, result),
     ]
     pools, problem = warnings.host_pools(run, case, result)
+    pools += host_kv.decide(run, case, result)
     run.refuse(*result.reasons, problem)
     run.host = {"memory_bytes": inventory.host_memory_bytes or None, "pools_bytes": pools}
     return _plan(run, chosen, case, result), run.reasons
@@ -113,13 +131,15 @@ def _valid(learned: Learned | None, parallel: Parallel, inventory: Inventory) ->
 def _case(
     run: PlannerRun, chosen: kernels.Kernels, gpus: tuple[Gpu, ...], readings: dict[str, float]
 ) -> solve.MemoryCase:
-    """The case before chunk and fraction are chosen. The reserve is for the largest automatic choice, so that
-    a bigger pool never needs a bigger reserve."""
+    """The case with the largest load that the choice may end at, before prefill step and fraction are chosen."""
     constraints, found = run.constraints, chosen.context
-    draft = run.log.value("speculative") == "mtp"
-    load = _load(run, chosen, draft)
+    drafts = run.log.value("speculative") == "mtp"
+    load = _load(run, chosen, drafts, min((gpu.total_bytes for gpu in gpus), default=0))
     slots = constraints.engine_arg("max_mamba_cache_size")
     attention = "dsa" if found.g.dsa else str(run.log.value("attention_backend"))
+    engine, parallel = run.checkpoint.engine, found.parallel
+    if engine is not None and not engine.describe(parallel.tp, parallel.pp, parallel.ep, parallel.dp):
+        engine = None
     return solve.MemoryCase(
         checkpoint=run.checkpoint,
         g=found.g,
@@ -134,7 +154,8 @@ def _case(
         load=load,
         reserve=load,
         margin=int(run.log.value("memory_margin")),
-        shares=solve.shares(run.checkpoint, found.g, found.parallel, found.sm, draft=draft),
+        pcie_ipc=chosen.env.get(kernels.PCIE_IPC) == "1" or constraints.engine_env(kernels.PCIE_IPC) == "1",
+        shares=solve.shares(run.checkpoint, found.g, found.parallel, found.sm, draft=drafts),
         fraction=constraints.value("mem_fraction_static"),
         token_limit=constraints.value("max_total_tokens"),
         requests_given=constraints.value("max_running_requests"),
@@ -142,15 +163,16 @@ def _case(
         mamba_ratio=_float(constraints.engine_arg("mamba_full_memory_ratio"), kv.MAMBA_RATIO),
         mamba_slots=int(_float(slots, 0)) or None,
         readings=readings,
+        engine=engine,
     )
 
 
-def _load(run: PlannerRun, chosen: kernels.Kernels, draft: bool) -> Load:
-    """The largest load that the choice may end at."""
+def _load(run: PlannerRun, chosen: kernels.Kernels, drafts: bool, total: int) -> Load:
+    """The largest load that the choice may end at, on cards of ``total`` bytes."""
     constraints, found = run.constraints, chosen.context
     parallel = found.parallel
-    most = MAX_REQUESTS_SM120 if found.sm120 else MAX_REQUESTS
-    most = min(most, DRAFT_REQUESTS) if draft else most
+    own_step, own_graphs = memory.engine_steps(parallel, total)
+    most = goals.most_requests(run.goal, found.g, sm120=found.sm120, draft=drafts, graphs=own_graphs)
     requests = int(constraints.value("max_running_requests", most * parallel.pp))
     graphs = int(
         constraints.value("cuda_graph_max_bs", min(pipeline.microbatch(constraints, requests, parallel), most))
@@ -159,7 +181,7 @@ def _load(run: PlannerRun, chosen: kernels.Kernels, draft: bool) -> Load:
     if off or constraints.engine_arg("disable_decode_cuda_graph"):
         graphs = 0
     backend = constraints.engine_arg("cuda_graph_backend_prefill") or chosen.flags.get("--cuda-graph-backend-prefill")
-    chunk = int(constraints.value("chunked_prefill_size", -1 if run.encoder else CHUNKS[0]))
+    chunk = int(constraints.value("chunked_prefill_size", -1 if run.encoder else goals.steps(run.goal, own_step)[0]))
     return Load(
         chunk=(chunk if chunk > 0 else UNCHUNKED) // parallel.dp,
         graph_bs=graphs,
@@ -170,7 +192,7 @@ def _load(run: PlannerRun, chosen: kernels.Kernels, draft: bool) -> Load:
         and backend != "disabled"
         and not run.encoder
         and (parallel.pp == 1 or bool(backend)),
-        draft_tokens=DRAFT_TOKENS if draft else 0,
+        draft_tokens=draft.of(found.g).tokens if drafts else 0,
     )
 
 
@@ -183,6 +205,10 @@ def _raw_rows(run: PlannerRun, chosen: kernels.Kernels) -> bool:
     return "trtllm" in both or both == ["tilelang", "tilelang"]
 
 
+def _dtype(constraints: Constraints) -> str:
+    return str(constraints.engine_arg("dtype") or "auto")
+
+
 def _float(value: Any, default: float) -> float:
     try:
         return float(value)
@@ -190,8 +216,65 @@ def _float(value: Any, default: float) -> float:
         return default
 
 
-def _decide_memory(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> None:
+def _decide_draft(run: PlannerRun, g: geometry.Geometry, parallel: Parallel) -> None:
+    """Whether the checkpoint's own MTP layer drafts, for ``SPECULATIVE=auto`` by the goal."""
+    if run.constraints.settings.speculative != "auto":
+        run.log.decide("speculative", "off", "no draft was asked for", source="default")
+    elif not draft.in_checkpoint(run.checkpoint, g):
+        run.log.decide("speculative", "off", "the checkpoint has no MTP layer")
+    elif parallel.pp > 1:
+        run.log.decide("speculative", "off", "stages of a pipeline do not draft unless they are told to")
+    elif not run.goal.draft:
+        run.log.decide("speculative", "off", f"large batches gain little and the draft takes KV: goal {run.goal.name}")
+    else:
+        run.log.decide("speculative", "mtp", draft.of(g).reason)
+
+
+def _say_replicas(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> None:
+    """Where the box would serve more with a second replica: on idle GPUs, or on half of those that wait for each other
+    over PCIe. It is an operator's step, since each replica has ports and a supervisor of its own."""
+    parallel, here = case.parallel, len(run.inventory.gpus)
+    if parallel.nodes > 1 or layout.replicas(run.constraints) > 1 or not result.fits:
+        return
+    how = "a replica each with CUDA_VISIBLE_DEVICES, PORT and CONTROL_PORT of its own, behind `relaunch gateway`"
+    world = parallel.tp * parallel.pp
+    if here >= 2 * world:
+        run.warnings.append(f"{here - world} of the {here} GPUs stay idle: they can serve the model again, {how}")
+        return
+    pinned = {"tp", "pp"} & run.constraints.pinned.keys()
+    if pinned or not run.goal.spread or run.inventory.nvlink or parallel.tp < 2 or parallel.tp % 2:
+        return
+    # On half the cards a rank holds twice the weights, and at most twice the KV of a token.
+    pool = case.load.requests * run.goal.typical * 2 * result.cell
+    slack = min(result.pre) * (1 - result.fraction)
+    if 2 * max(result.weights) + slack + pool < min(result.pre):
+        run.log.append_reason(
+            "tp",
+            f"half of them hold it too with {case.load.requests} requests: without NVLink two replicas of TP="
+            f"{parallel.tp // 2} wait less for each other and answer more together, one client alone slower ({how})",
+        )
+
+
+def _decide_interval(run: PlannerRun, case: solve.MemoryCase) -> None:
+    """How often streams go on while prompts wait."""
+    found = goals.interval(run.goal, case.g, case.load.requests)
+    if found is None or run.embedding or run.constraints.engine_arg("prefill_decode_interval") is not None:
+        return
+    every, least = found
+    run.command.set("--prefill-decode-interval", every)
+    run.command.set("--prefill-decode-interval-min-bs", least)
+    run.log.record(
+        "--prefill-decode-interval",
+        every,
+        f"a decode step after every prefill step once {least} requests run: one long prompt does not stop their "
+        "streams; prompts wait a decode step longer for each of their steps. On H200: 16% more output and a first "
+        "token after 0.85 instead of 3.5 s with 256 chats, 3.5% fewer prefill tokens/s when it held for any number",
+    )
+
+
+def _decide_memory(run: PlannerRun, fitted: Fit) -> None:
     """One decision per memory setting, each with its reason."""
+    case, result = fitted.case, fitted.result
     log, parallel = run.log, case.parallel
     shares = [memory.allocator_share(gpu, parallel, case.nvlink, case.margin) for gpu in case.gpus]
     log.record(
@@ -207,7 +290,7 @@ def _decide_memory(run: PlannerRun, case: solve.MemoryCase, result: solve.Memory
         "cuda_graph_max_bs": case.load.graph_bs,
     }
     limit = {"max_total_tokens": case.token_limit} if case.token_limit is not None else {}
-    reasons = memory_reasons.reasons(run.constraints, case, result, {**decided, **limit})
+    reasons = memory_reasons.reasons(run, fitted, {**decided, **limit})
     for name, value in decided.items():
         log.decide(name, value, reasons[name])
     memory_reasons.explain_stages(log, case)
@@ -257,13 +340,10 @@ def _command(run: PlannerRun, chosen: kernels.Kernels, case: solve.MemoryCase, v
     command.set("--mem-fraction-static", values["mem_fraction_static"])
     command.set("--max-total-tokens", case.token_limit)
     if case.draft:
-        for option, value in (
-            ("algorithm", "NEXTN"),
-            ("num-steps", DRAFT_STEPS),
-            ("eagle-topk", 1),
-            ("num-draft-tokens", DRAFT_TOKENS),
-        ):
-            command.set(f"--speculative-{option}", value)
+        for option, value in draft.of(case.g).arguments().items():
+            command.set(option, value)
+    # The scheduler polls with a whole core otherwise, also while nobody asks.
+    command.set("--sleep-on-idle")
     run.finish_command()
 
 
@@ -295,4 +375,4 @@ def _plan(run: PlannerRun, chosen: kernels.Kernels, case: solve.MemoryCase, resu
     )
     if result is None:
         return planned
-    return replace(planned, env={ALLOCATOR: log.value(ALLOCATOR), **planned.env})
+    return replace(planned, env={ALLOCATOR: log.value(ALLOCATOR), **chosen.env, **planned.env})

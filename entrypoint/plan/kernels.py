@@ -11,15 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..checkpoint.geometry import Geometry
+from ..checkpoint.geometry import Geometry, text_config
+from ..checkpoint.geometry import dtype as own_dtype
 from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import kv_dtype, method
+from ..host.inventory import Inventory
 from .constraints import Constraints
 from .decision_log import DecisionLog
 from .plan import Infeasibility
 from .sharding import Parallel
 
 FP8 = "fp8_e4m3"
+# Engine environment: FlashInfer's all-reduce for boxes without NVLink.
+PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 BF16 = ("bf16", "bfloat16")
 _FLOATS = {"BF16", "F16", "F32"}
 
@@ -27,7 +31,8 @@ _FLOATS = {"BF16", "F16", "F32"}
 @dataclass(frozen=True)
 class KernelContext:
     """What rules look at. ``values`` are the fixed ones so far; ``shared_bf16``: shared experts left in floats
-    beside quantised routed ones."""
+    beside quantised routed ones; ``peers``: every GPU may read every other's memory, None: not known; ``bf16``: what
+    the ranks add up is in bfloat16."""
 
     sm: int
     g: Geometry
@@ -35,6 +40,8 @@ class KernelContext:
     calibrated_kv: str | None
     parallel: Parallel
     nvlink: bool
+    peers: bool | None
+    bf16: bool
     shared_bf16: bool
     values: dict[str, Any]
 
@@ -69,8 +76,23 @@ def _tilelang(f: KernelContext) -> bool:
     return all(f.values.get(f"--dsa-{side}-backend") == "tilelang" for side in ("prefill", "decode"))
 
 
+def _pcie_ipc(f: KernelContext) -> bool:
+    """pcie_ipc_ar.py: one host, the group `tp` alone, bf16. Two GPUs whose peer access is known have the custom
+    all-reduce, which comes first (parallel_state.py:_resolve_outplace_all_reduce_method)."""
+    parallel = f.parallel
+    return (
+        not f.nvlink
+        and f.peers is not False
+        and f.sm >= 80
+        and f.bf16
+        and parallel.nodes == 1
+        and parallel.dp == 1
+        and parallel.tp in (2, 4, 8)
+    )
+
+
 def _calibrated_fp8(f: KernelContext) -> bool:
-    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.sliding_layers
+    return (f.calibrated_kv or "").startswith("FP8") and f.sm >= 89 and not f.g.kinds.sliding
 
 
 # Sparse attention on SM120 with FP8 rows is made for these alone (kernels/ops/attention/flash_mla_sm120.py).
@@ -214,8 +236,8 @@ RULES = (
     KernelRule(
         "--disable-custom-all-reduce",
         True,
-        lambda f: f.parallel.tp > 1 and not f.nvlink,
-        "its buffers need NVLink between every pair; NCCL is used",
+        lambda f: f.parallel.tp > 2 and not f.nvlink,
+        "its buffers need NVLink between every pair of more than two GPUs",
     ),
     KernelRule(
         "--watchdog-timeout",
@@ -299,15 +321,19 @@ WARNINGS = (
 )
 
 
-def context(checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, nvlink: bool) -> KernelContext:
-    """What the rules look at, with nothing decided yet."""
+def context(
+    checkpoint: Checkpoint, g: Geometry, parallel: Parallel, sm: int, inventory: Inventory, dtype: str
+) -> KernelContext:
+    """What the rules look at, with nothing decided yet. ``dtype``: --dtype."""
     return KernelContext(
         sm=sm,
         g=g,
         method=method(checkpoint.quantization),
         calibrated_kv=kv_dtype(checkpoint.quantization),
         parallel=parallel,
-        nvlink=nvlink,
+        nvlink=inventory.nvlink,
+        peers=inventory.peers,
+        bf16=(own_dtype(checkpoint.config, text_config(checkpoint.config)) if dtype == "auto" else dtype) in BF16,
         shared_bf16=_shared_in_floats(checkpoint, g),
         values={},
     )
@@ -323,18 +349,50 @@ def _shared_in_floats(checkpoint: Checkpoint, g: Geometry) -> bool:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The resolved kernel rules: flags for the command line and what speaks against the combination; ``context``: what
-    the rules looked at."""
+    """The resolved kernel rules: flags for the command line, ``env`` for the engine and what speaks against the
+    combination; ``context``: what the rules looked at."""
 
     context: KernelContext
     flags: dict[str, Any]
+    env: dict[str, str]
     reasons: tuple[Infeasibility, ...]
     warnings: tuple[str, ...]
+
+
+# Other ways to add up over the ranks, or none that measures: deterministic sums do not go with tactics by shape
+# (pcie_ipc_ar.py:eligible_group), and without a measurement its kernels are not the fast ones.
+_NO_PCIE_IPC = (
+    "enable_deterministic_inference",
+    "disable_flashinfer_autotune",
+    "enable_mscclpp",
+    "enable_torch_symm_mem",
+    "enable_symm_mem",
+)
+
+
+def _reduces_otherwise(constraints: Constraints) -> bool:
+    return constraints.engine_env("NCCL_P2P_DISABLE") == "1" or any(map(constraints.engine_arg, _NO_PCIE_IPC))
+
+
+def _environment(log: DecisionLog, constraints: Constraints, found: KernelContext) -> dict[str, str]:
+    """What the rules put into the engine's environment."""
+    if constraints.engine_env(PCIE_IPC) or _reduces_otherwise(constraints) or not _pcie_ipc(found):
+        return {}
+    log.record(
+        PCIE_IPC,
+        "1",
+        "small sums go from GPU to GPU over PCIe instead of through NCCL: on 8x SM120 12 KiB took 5 instead of 205 us, "
+        "and 35 became 48 output tokens/s at the same first token (pcie_ipc_ar.py); prompts stay on NCCL. Tuned at the "
+        "first start, kept with the compiled kernels; should ranks hang or answers turn to garbage, healing turns it "
+        "off first",
+    )
+    return {PCIE_IPC: "1"}
 
 
 def resolve(log: DecisionLog, constraints: Constraints, found: KernelContext) -> Kernels:
     """Apply the rules in order; what a person set stands, and is judged."""
     flags: dict[str, Any] = {}
+    env = _environment(log, constraints, found)
     for rule in RULES:
         if rule.name in found.values:
             continue
@@ -359,6 +417,7 @@ def resolve(log: DecisionLog, constraints: Constraints, found: KernelContext) ->
     return Kernels(
         found,
         flags,
+        env,
         tuple(Infeasibility(check.reason, check.remedies) for check in REFUSALS if check.applies(found)),
         tuple(check.reason for check in WARNINGS if check.applies(found)),
     )

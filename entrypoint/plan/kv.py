@@ -17,10 +17,11 @@ MAMBA_SLOTS = 5
 @dataclass(frozen=True)
 class Pools:
     """``cell``: bytes per token of the KV pools of one stage. ``state``: bytes of one request slot of
-    linear-attention state (0: none)."""
+    linear-attention state (0: none); ``fixed``: bytes that are taken before the first token."""
 
     cell: float
     state: int = 0
+    fixed: float = 0.0
 
     def tokens(
         self,
@@ -31,18 +32,25 @@ class Pools:
         radix: bool,
         ratio: float = MAMBA_RATIO,
         slots: int | None = None,
-    ) -> tuple[int, int]:
-        """(tokens, bytes of state) that ``rest`` bytes hold: kv_cache_configurator.py:_handle_max_mamba_cache,
-        then calculate_pool_sizes."""
-        taken = 0
+        running: int = 1,
+        draft_tokens: int = 0,
+    ) -> tuple[int, int, int]:
+        """(tokens, bytes of state, slots of state) that ``rest`` bytes hold:
+        kv_cache_configurator.py:_handle_max_mamba_cache, then calculate_pool_sizes. A draft keeps a state per token
+        for each of the ``running`` requests."""
+        taken = slots_held = 0
         if self.state:
             if slots is None and not radix and requests is not None:
                 slots = requests
             if slots is None:
-                slots = max(0, int((rest * ratio / (1 + ratio) - self.state) // self.state))
+                share = rest * ratio / (1 + ratio) - self.state * (1 + draft_tokens)
+                slots = max(0, int(share // (self.state * (1 + draft_tokens / MAMBA_SLOTS))))
+            slots_held = slots
             taken = (slots + 1) * self.state
-        tokens = int(max(0.0, rest - taken) // self.cell) if self.cell else 0
-        return tokens // page * page, taken
+            if draft_tokens:
+                taken += (min(running, slots // MAMBA_SLOTS) + 1) * draft_tokens * self.state
+        tokens = int(max(0.0, rest - taken - self.fixed) // self.cell) if self.cell else 0
+        return tokens // page * page, taken, slots_held
 
 
 def pools(
@@ -56,25 +64,30 @@ def pools(
     swa_ratio: float = SWA_RATIO,
 ) -> Pools:
     """The pools of one stage. ``dtype``: --kv-cache-dtype. ``raw_mla``: DSA backends that keep plain rows."""
-    layers = set(parallel.layers(g.layers, stage))
+    kinds, layers = g.kinds, set(parallel.layers(g.layers, stage))
+    # A slot is charged on every stage as on the one with most such layers (_handle_max_mamba_cache).
+    most = max(len(kinds.linear & set(parallel.layers(g.layers, one))) for one in range(parallel.pp))
+    state = _state(g, parallel, most)
     item = ITEMSIZE.get(dtype, float(g.itemsize))
     if g.mla:
-        return Pools(_latent(g, layers, dtype, item, raw_mla, draft_layers))
-    heads = max(1, g.kv_heads // parallel.attn_tp)
-    per_layer = heads * (g.head_dim + g.v_head_dim) * item
-    if dtype == "mxfp8":
-        per_layer += heads * (g.head_dim + g.v_head_dim) // 32
-    elif item == 0.5:
-        per_layer += heads * (g.head_dim + g.v_head_dim) // 16
-    if g.sliding_layers:
-        full, sliding = len(layers - g.sliding_layers), len(layers & g.sliding_layers)
-        swa = per_layer * sliding * (swa_ratio if full else 1.0)
+        return Pools(_latent(g, layers & kinds.attending, dtype, item, raw_mla, draft_layers), state)
+    per_layer = _row(g.kv_heads, g.head_dim + g.v_head_dim, parallel, dtype, item)
+    if kinds.sliding:
+        full, sliding = len(layers - kinds.sliding), len(layers & kinds.sliding)
+        window = kinds.window
+        wide = (window.head_dim or g.head_dim) + (window.v_head_dim or g.v_head_dim)
+        swa = _row(window.kv_heads or g.kv_heads, wide, parallel, dtype, item) * sliding * (swa_ratio if full else 1.0)
         return Pools(per_layer * full + swa)
-    attending = len(layers - g.linear_layers)
-    cell = per_layer * (attending + (draft_layers if attending else 0))
-    # A slot is charged on every stage as on the one with most such layers (_handle_max_mamba_cache).
-    most = max(len(g.linear_layers & set(parallel.layers(g.layers, one))) for one in range(parallel.pp))
-    return Pools(cell, _state(g, parallel, most))
+    attending = len(layers & kinds.attending)
+    return Pools(per_layer * (attending + (draft_layers if attending else 0)), state)
+
+
+def _row(kv_heads: int, wide: int, parallel: Parallel, dtype: str, item: float) -> float:
+    """Bytes of one token's keys and values in one layer; ``wide``: widths of a key and a value together."""
+    values = max(1, kv_heads // parallel.attn_tp) * wide
+    if dtype == "mxfp8":
+        return values * item + values // 32
+    return values * item + (values // 16 if item == 0.5 else 0)
 
 
 def _latent(g: Geometry, layers: set[int], dtype: str, item: float, raw: bool, draft_layers: int) -> float:
@@ -94,10 +107,10 @@ def _latent(g: Geometry, layers: set[int], dtype: str, item: float, raw: bool, d
 
 def _state(g: Geometry, parallel: Parallel, layers: int) -> int:
     """configs/mamba_utils.py:Mamba2StateShape.create and mamba_cache_per_req."""
-    if not layers or not g.linear_value_heads:
+    shape, tp = g.kinds.state, parallel.attn_tp
+    if not layers or not shape.heads:
         return 0
-    tp = parallel.attn_tp
-    groups = g.linear_key_heads if g.linear_key_heads % tp == 0 else tp
-    conv = (g.linear_value_heads * g.linear_value_dim + 2 * groups * g.linear_key_dim) // tp * (g.conv_kernel - 1)
-    temporal = max(1, g.linear_value_heads // tp) * g.linear_value_dim * g.linear_key_dim
+    groups = shape.groups if shape.groups % tp == 0 else tp
+    conv = (shape.heads * shape.head_dim + 2 * groups * shape.size) // tp * (shape.kernel - 1)
+    temporal = max(1, shape.heads // tp) * shape.head_dim * shape.size
     return layers * (conv * 2 + temporal * g.ssm_itemsize)

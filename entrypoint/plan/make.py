@@ -30,6 +30,10 @@ def make(
     False, its reasons, and the smallest change that would fit.
     """
     plan, problems = _once(loaded, inventory, checkpoint, learned, changes)
+    if learned is not None and learned.tuned and not plan.feasible:
+        untuned = make(loaded, inventory, checkpoint, learned=replace(learned, tuned=()), changes=changes)
+        warning = f"tuned settings are not used, with them: {problems[0].text if problems else plan.reasons[0]}"
+        return replace(untuned, warnings=(*untuned.warnings, warning))
     if plan.feasible and loaded.settings.nnodes > 1:
         return replace(plan, one_box=nodes.one_box(plan, _alone(plan, loaded, inventory, checkpoint)))
     if plan.feasible:

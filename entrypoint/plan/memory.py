@@ -19,6 +19,9 @@ from .sharding import Parallel
 RESERVED = 616 * MIB
 # CUDA context and modules before the baseline: 139.80 visible, 139.11 to 139.13 free at the baseline.
 CONTEXT = int(0.68 * GIB)
+# On PCIe cards before Hopper context and communicators together: 23.08 GiB free of 23.39 on 4x RTX 4090, 21.63 of 21.93
+# on 4x L4 (public logs).
+CONTEXT_PCIE = int(0.32 * GIB)
 # NCCL's communicator and the custom all-reduce before the baseline, over NVLink: 138.21 at TP2, 137.99 at TP4;
 # TP8 is extrapolated. Over PCIe: 93.86 to 94.05 free of 94.97 on 8x RTX PRO 6000 (two public logs).
 NCCL_NVLINK = {2: int(0.91 * GIB), 4: int(1.13 * GIB), 8: int(1.35 * GIB)}
@@ -55,9 +58,11 @@ def visible(gpu: Gpu) -> int:
     return max(0, min(gpu.free_bytes, gpu.total_bytes - min(RESERVED, gpu.total_bytes // 40)))
 
 
-def before_weights(parallel: Parallel, nvlink: bool) -> int:
+def before_weights(parallel: Parallel, nvlink: bool, sm: int) -> int:
     """What context and communicators take before sglang reads its memory baseline."""
     world = parallel.tp * parallel.pp
+    if sm < 90 and not nvlink and parallel.nodes == 1:
+        return CONTEXT_PCIE
     if world == 1:
         return CONTEXT
     between = NCCL_NODES if parallel.nodes > 1 else 0
@@ -77,7 +82,7 @@ def allocator_share(gpu: Gpu, parallel: Parallel, nvlink: bool, margin: int) -> 
     world = parallel.tp * parallel.pp
     # Read on H200 while it served: 0.08 to 0.26 GiB at TP1, 0.62 at TP2 without the fused all-reduce.
     late = RUNTIME // 2 + (PARALLEL * world // 8 + FUSED * nvlink if world > 1 else 0)
-    kept = before_weights(parallel, nvlink) + late + margin
+    kept = before_weights(parallel, nvlink, gpu.sm) + late + margin
     return math.floor(max(0.0, 1 - kept / max(1, total)) * 10_000) / 10_000
 
 
@@ -156,9 +161,10 @@ def activations(g: Geometry, parallel: Parallel, load: Load) -> int:
         attention = 2 * heads * (g.kv_lora + g.rope) + g.q_lora + g.index_heads * g.index_head_dim
     else:
         attention = heads * (g.head_dim + g.v_head_dim) + 2 * max(1, g.kv_heads // parallel.attn_tp) * g.head_dim
-    if g.linear_layers:
-        key, value = g.linear_key_heads * g.linear_key_dim, g.linear_value_heads * g.linear_value_dim
-        attention = max(attention, 3 * (2 * key + 2 * value) // parallel.attn_tp)
+    if g.kinds.linear:
+        state = g.kinds.state
+        both = state.groups * state.size + state.heads * state.head_dim
+        attention = max(attention, 3 * 2 * both // parallel.attn_tp)
     per_token = g.itemsize * (3 * g.hidden + mlp + attention) * 5 // 4
     return 192 * MIB + per_token * max(load.chunk, 256)
 
@@ -195,29 +201,48 @@ def runtime(g: Geometry, parallel: Parallel, load: Load) -> int:
     return size
 
 
-def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int, *, floor: bool = True) -> int:
+def pcie_workspace(g: Geometry, parallel: Parallel, load: Load) -> int:
+    """Slab of FlashInfer's PCIe all-reduce on each rank: twice two epochs of every rank's largest decode step and the
+    copy engine's ring (pcie_ipc_all_reduce.cuh:compute_workspace_layout)."""
+    payload = max(1, load.graph_bs) * max(1, load.draft_tokens) * g.hidden * 2
+    return (4 * parallel.tp + 2) * payload + MIB
+
+
+def engine_reserve(g: Geometry, parallel: Parallel, load: Load, total: int) -> int:
     """What sglang would set aside for these settings were it asked to choose the fraction
     (memory_hook.py:handle_gpu_memory_settings). Its jump to 10 GiB on cards above 60 GiB is drawn out below
     them, so that a bigger card never gets fewer tokens."""
+    size = _set_aside(g, parallel, load)
+    size = max(size, min(FORMULA_FLOOR, total // 6))
+    return int(total - (total - size) * g.pictures)
+
+
+def _set_aside(g: Geometry, parallel: Parallel, load: Load) -> float:
+    """The engine's reserve without its floor, and without room for pictures."""
     tokens = max(load.chunk, FORMULA_TOKENS)
     size = RUNTIME + tokens * FORMULA_TOKEN * MIB + parallel.tp * parallel.pp / 8 * GIB + 2 * MIB * load.graph_bs
     if load.prefill_graph:
         size += PREFILL_GRAPH_MLA if g.mla else PREFILL_GRAPH * prefill_sizes(load.chunk)
     if parallel.dp > 1:
         size += load.graph_bs * parallel.dp * (4.5 if load.graph_bs > 300 else 3) * MIB
-    return int(max(size, min(FORMULA_FLOOR, total // 6)) if floor else size)
+    return size
+
+
+def engine_steps(parallel: Parallel, total: int) -> tuple[int, int]:
+    """(tokens of a prefill step, largest decode batch captured) that sglang picks on this card without any flag
+    (memory_hook.py:handle_gpu_memory_settings)."""
+    mib = total / MIB
+    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+    _, chunk, small, large = next((tier for tier in tiers if mib < tier[0] * 1024), (0, 16384, 512, 512))
+    return chunk, large if parallel.tp >= 4 else small
 
 
 def engine_default(g: Geometry, parallel: Parallel, total: int) -> float:
     """The fraction that sglang 0.5.23 itself picks on this card without any flag."""
-    mib = total / MIB
-    tiers = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-    _, chunk, small, large = next((tier for tier in tiers if mib < tier[0] * 1024), (0, 16384, 512, 512))
+    chunk, graph_bs = engine_steps(parallel, total)
     # A pipeline captures no prefill graphs unless it is told to (cuda_graph_hook.py:apply_cuda_graph_compatibility).
-    load = Load(chunk // parallel.dp, large if parallel.tp >= 4 else small, 1, 1, parallel.pp == 1)
-    size = engine_reserve(g, parallel, load, total, floor=False)
-    if g.mla and load.prefill_graph:
-        load = Load(min(8192, load.chunk), load.graph_bs, 1, 1, True)
-    if mib > 60 * 1024:
+    load = Load(chunk // parallel.dp, graph_bs, 1, 1, parallel.pp == 1)
+    size = _set_aside(g, parallel, load)
+    if total > 60 * GIB:
         size = max(size, FORMULA_FLOOR)
-    return round((total - size) / total, 3) if total > 0 else 0.0
+    return round(round((total - size) / total, 3) * g.pictures, 4) if total > 0 else 0.0

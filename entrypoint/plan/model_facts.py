@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint.geometry import number, text_config
+from ..checkpoint.geometry import text_config
 from ..checkpoint.model import Checkpoint
+from ..checkpoint.numbers import number
 
 # sglang utils/hf_transformers/common.py:CONTEXT_LENGTH_KEYS, in its order.
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")

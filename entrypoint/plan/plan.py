@@ -42,7 +42,7 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Decision:
-    """One setting's value. ``source``: environment, preset, learned, computed or default."""
+    """One setting's value. ``source``: environment, preset, learned, tuned, computed or default."""
 
     setting: str
     value: Any
@@ -68,11 +68,13 @@ class Change:
 @dataclass(frozen=True)
 class Learned:
     """Readings of an earlier boot with the same fingerprint, in bytes per GPU (the worst rank), and the
-    changes that led to a stable READY. ``free_at_start_bytes``: what was free on the fullest GPU then."""
+    changes that led to a stable READY. ``free_at_start_bytes``: what was free on the fullest GPU then. ``tuned``: what
+    `relaunch tune` measured to be faster; a plan that does not fit with it is made without."""
 
     changes: tuple[Change, ...] = ()
     free_at_start_bytes: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
+    tuned: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Plan:
     ``gpus`` are those of one node, all nodes being alike; ``per_gpu`` has every GPU of every node, by rank. ``nodes``,
     ``network`` and ``one_box``: `nodes.py`, the last two None on one node. ``alternatives``: per backend setting the
     kernels that healing may turn to, best first. ``host``: bytes of one node's memory and of the pools pinned
-    in it."""
+    in it; ``goal``: `goal.py`."""
 
     feasible: bool
     reasons: tuple[str, ...]
@@ -112,6 +114,7 @@ class Plan:
     one_box: Mapping[str, Any] | None = None
     host: Mapping[str, Any] | None = None
     alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    goal: str = "balanced"
 
     def document(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
         """The plan document; ``argv`` and ``env`` are the engine's whole command."""

@@ -10,23 +10,26 @@ from typing import Any
 
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
-from ..checkpoint.quantization import method
+from ..checkpoint.quantization import ignored, is_ignored, method
 
 # Rows of scales that the NVFP4 kernels' swizzled layout takes at a time (layers/quantization/utils.py).
 SWIZZLE = 128
+# Values that share a scale in NVFP4.
+VALUES = 16
 
 
 @dataclass(frozen=True)
 class Shapes:
     """What the checks look at. ``block``: rows and columns that share an FP8 scale, 0 without; ``group``: inputs that
     share a scale in AWQ and GPTQ, 0 without; ``quantized``: kinds of modules that hold scales; ``padded_experts``:
-    NVFP4 experts whose gate and up are swizzled as one."""
+    NVFP4 experts whose gate and up are swizzled as one; ``nvfp4``: linear layers hold NVFP4."""
 
     g: Geometry
     block: tuple[int, int]
     group: int
     quantized: frozenset[str]
     padded_experts: bool
+    nvfp4: bool = False
 
     def problem(self, tp: int, ep: int, dp: int) -> str | None:
         """Why the model cannot be split over ``tp`` ranks with ``ep`` expert groups and ``dp`` attention groups."""
@@ -41,8 +44,8 @@ class Shapes:
             return f"{g.heads} heads do not divide over {tp} ranks"
         if not g.mla and g.kv_heads % tp and tp % g.kv_heads:
             return f"{g.kv_heads} heads of keys do not divide over {tp} ranks"
-        if g.linear_layers and g.linear_value_heads % tp:
-            return f"{g.linear_value_heads} heads of linear attention do not divide over {tp} ranks"
+        if g.kinds.linear and g.kinds.state.heads % tp:
+            return f"{g.kinds.state.heads} heads of linear attention do not divide over {tp} ranks"
         return None
 
     def _experts(self, tp: int, ep: int) -> str | None:
@@ -80,7 +83,7 @@ class Shapes:
         widths = [("the MLP", g.intermediate, tp)] if "mlp" in self.quantized and self._has_dense() else []
         if "shared_experts" in self.quantized and g.shared_intermediate:
             widths.append(("the shared experts", g.shared_intermediate, tp))
-        if "attention" in self.quantized and not g.linear_layers:
+        if "attention" in self.quantized and not g.kinds.linear:
             widths.append(("the attention's output", g.heads * g.v_head_dim, attn_tp))
             if not g.mla:
                 keys = max(1, g.kv_heads // attn_tp) * g.head_dim * attn_tp
@@ -93,6 +96,9 @@ class Shapes:
                 return (
                     f"{what} of width {width} over {ranks} ranks is {own} wide, no multiple of the FP8 block of {rows}"
                 )
+            if self.nvfp4 and "keys" not in what and own % VALUES:
+                # modelopt_quant.py:ModelOptFp4LinearMethod.create_weights
+                return f"{what} of width {width} over {ranks} ranks is {own} wide, no multiple of NVFP4's {VALUES}"
             if self.group and ranks > 1 and "keys" not in what and own % self.group:
                 each = f"{what} of width {width} over {ranks} ranks is {own} wide"
                 return f"{each}, no multiple of the group of {self.group}"
@@ -110,8 +116,15 @@ def of(checkpoint: Checkpoint, g: Geometry, *, swizzled: bool) -> Shapes:
     quantization = checkpoint.quantization
     how = method(quantization)
     quantized = _quantized(checkpoint)
-    nvfp4 = how == "modelopt_fp4" and "experts" in quantized
-    return Shapes(g, _block(quantization, how), _group(quantization, how), quantized, nvfp4 and swizzled)
+    nvfp4 = how == "modelopt_fp4"
+    padded = nvfp4 and swizzled and "experts" in quantized
+    if nvfp4 and not is_ignored(f"model.layers.{_dense_layer(g)}.mlp.down_proj", ignored(quantization)):
+        quantized |= {"mlp"}  # as the engine builds it, whatever the headers hold
+    return Shapes(g, _block(quantization, how), _group(quantization, how), quantized, padded, nvfp4)
+
+
+def _dense_layer(g: Geometry) -> int:
+    return next((i for i in range(g.layers) if i not in g.moe_layers), 0)
 
 
 _SCALES = ("weight_scale_inv", "weight_scale", "qweight", "weight_packed", "scales")

@@ -83,6 +83,11 @@ RULES = (
         "models/qwen3_vl.py, models/qwen2_5_vl.py",
     ),
     SplitRule(
+        r"vision_tower\.vision_model\.encoder\..*(fc[12]|[qkv]_proj|out_proj)\.weight$|vision_model\..*position_embedding\.",
+        "tp",
+        "models/siglip.py",
+    ),
+    SplitRule(
         r"(^|\.)(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|audio_tower)\.",
         "full",
         "multimodal towers: whole",

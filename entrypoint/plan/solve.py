@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ..checkpoint.engine_sizes import EngineSizes
 from ..checkpoint.geometry import Geometry
 from ..checkpoint.model import Checkpoint
 from ..checkpoint.quantization import method
 from ..host.inventory import Gpu
-from ..units import format_bytes
+from ..units import GIB, format_bytes
 from . import extra_weights, kv, memory, sharding
 from .memory import Load
 from .plan import Account, Infeasibility
@@ -18,18 +19,22 @@ from .sharding import Parallel
 
 # How far a reading of an earlier boot may be from the formula; twice the ranks would halve it.
 CREDIBLE = 0.15
+# A reading of the graphs may be larger than the formula by this factor, and a GiB: the formula knows no allocator.
+GRAPHS_CREDIBLE = 4
 # An architecture that is not in the table may keep copies that no rule knows of: one part in this many is added.
 UNKNOWN_SHARE = 50
 # Of the room beside the weights at most one part in this many stays split in the allocator.
 FRAGMENTED = 4
+# sglang's rule of thumb leaves cards without a pool that the account shows room for (Qwen3-8B on 24 GB).
+RULE_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
 class MemoryCase:
     """Everything that the account depends on. ``fraction`` None: computed. ``reserve``: the load that the
-    non-static part must be able to carry (the largest that the choice may end at). ``shares``: per stage, the
-    model's tensors and the draft's (`shares`). ``readings``: of an earlier
-    boot, already found valid."""
+    non-static part must be able to carry. ``pcie_ipc``: FlashInfer's PCIe all-reduce is on. ``shares``: per stage, the
+    model's tensors and the draft's (`shares`). ``readings``: of an earlier boot, already found valid; ``engine``: what
+    the engine itself says of this layout's sizes."""
 
     checkpoint: Checkpoint
     g: Geometry
@@ -44,6 +49,7 @@ class MemoryCase:
     load: Load
     reserve: Load
     margin: int
+    pcie_ipc: bool
     shares: tuple[tuple[sharding.Share, sharding.Share | None], ...]
     fraction: float | None = None
     token_limit: int | None = None
@@ -52,7 +58,7 @@ class MemoryCase:
     mamba_ratio: float = kv.MAMBA_RATIO
     mamba_slots: int | None = None
     readings: Mapping[str, float] = field(default_factory=dict)
-    rule_of_thumb: bool = True
+    engine: EngineSizes | None = None
 
     @property
     def draft(self) -> bool:
@@ -122,7 +128,10 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
     if mtp is not None:
         size += mtp.tensors + mtp.rounding + extra_weights.latent_copies(g, parallel, 1)
         peak += mtp.swizzle
-    if not g.known and case.checkpoint.generated:
+    if case.engine is not None:
+        size = case.engine.weights + extra_weights.latent_copies(g, parallel, layers)
+        peak, unmatched = min(peak, size // UNKNOWN_SHARE), ()
+    elif not g.known and case.checkpoint.generated:
         size += size // UNKNOWN_SHARE
     read = case.readings.get("weights", 0.0) + (case.readings.get("draft_weights", 0.0) if mtp is not None else 0.0)
     # A reading that is far off is of another layout: the formula stands.
@@ -134,30 +143,39 @@ def weights(case: MemoryCase, stage: int) -> tuple[int, int, tuple[str, ...]]:
 def need(case: MemoryCase, load: Load, slack: float, tokens: int) -> int:
     """Bytes that must stay outside weights and KV for ``load``, with the margin. ``tokens``: of the pool, at most."""
     g, parallel = case.g, case.parallel
-    size = graph_bytes(case, load) + memory.activations(g, parallel, load) + memory.runtime(g, parallel, load)
+    size = graph_bytes(case, load) + memory.activations(g, parallel, load) + running(case, load)
     return size + memory.scratch(g, load, slack, tokens) + case.margin
 
 
+def running(case: MemoryCase, load: Load) -> int:
+    """Workspaces, tables and communicators."""
+    size = memory.runtime(case.g, case.parallel, load)
+    return size + (memory.pcie_workspace(case.g, case.parallel, load) if case.pcie_ipc else 0)
+
+
 def graph_bytes(case: MemoryCase, load: Load) -> int:
-    """The formula, or what an earlier boot read for the same largest batch."""
-    read = case.readings.get("graph_bytes")
-    if read and case.readings.get("cuda_graph_max_bs") == load.graph_bs:
-        return int(read)
-    return memory.graphs(case.g, load)
+    """The formula, or what an earlier boot read for the same largest batch, where that is credible."""
+    formula = memory.graphs(case.g, load)
+    read = case.readings.get("graph_bytes", 0.0)
+    if case.readings.get("cuda_graph_max_bs") != load.graph_bs or not 0 < read <= GRAPHS_CREDIBLE * formula + GIB:
+        return formula
+    return int(read)
 
 
-def slack_needed(case: MemoryCase, pre: int, total: int, most: int) -> float:
-    """Bytes of ``pre`` that the fraction must leave: our account with the margin, and never less than sglang
-    would set aside for the same chunk and graphs. The indexer's logits are a share of the answer itself. ``most``:
-    tokens that the pool could hold."""
+def slack_needed(case: MemoryCase, pre: int, total: int, most: int, held: int) -> float:
+    """Bytes of ``pre`` that the fraction must leave: our account with the margin, and as much as sglang would set
+    aside for the same graphs and a chunk of at most its own, which is a guess for every model: of the room beside the
+    weights (``held``) it may have RULE_SHARE. The indexer's logits are a share of the answer itself. ``most``: tokens
+    that the pool could hold."""
     ours = float(need(case, case.reserve, 0.0, most))
     if case.g.dsa:
         share = 2 * memory.LOGITS_SHARE
         limited = (ours - share * memory.graphs(case.g, case.reserve)) / (1 - share)
         ours = min(float(need(case, case.reserve, math.inf, most)), max(ours, limited))
-    if not case.rule_of_thumb:
-        return ours
-    return max(ours, memory.engine_reserve(case.g, case.parallel, case.reserve, total) / max(1, total) * pre)
+    own, _ = memory.engine_steps(case.parallel, total)
+    usual = replace(case.reserve, chunk=min(case.reserve.chunk, own // case.parallel.dp))
+    rule = memory.engine_reserve(case.g, case.parallel, usual, total) / max(1, total) * pre
+    return max(ours, min(rule, RULE_SHARE * max(0, pre - held)))
 
 
 def solve(case: MemoryCase) -> MemoryResult:
@@ -172,7 +190,7 @@ class _Solver:
     def __init__(self, case: MemoryCase) -> None:
         self.case = case
         parallel, g = case.parallel, case.g
-        overhead = memory.before_weights(parallel, case.nvlink)
+        overhead = memory.before_weights(parallel, case.nvlink, case.sm)
         self.pres = tuple(max(0, memory.visible(gpu) - overhead) for gpu in case.gpus)
         read = case.readings.get("baseline_free", 0.0)
         if self.pres and abs(read - min(self.pres)) < min(self.pres) * CREDIBLE:
@@ -193,9 +211,12 @@ class _Solver:
             )
             for stage in range(parallel.pp)
         ]
+        if case.engine is not None:
+            self.pools = [kv.Pools(case.engine.cell, fixed=case.engine.fixed)]
         self.most = self._most_tokens()
         # The pools allocate one page more than they count.
-        self.slack = slack_needed(case, self.pre, self.total, self.most) + memory.MULTIMODAL * g.multimodal
+        self.slack = slack_needed(case, self.pre, self.total, self.most, self.heaviest)
+        self.slack += memory.MULTIMODAL * g.multimodal
         self.slack += case.page * max(pool.cell for pool in self.pools)
         share = math.floor((1 - self.slack / self.pre) * 1000 + 1e-9) / 1000 if self.pre else 0.0
         self.recommended = max(0.0, share)
@@ -204,7 +225,7 @@ class _Solver:
     def result(self) -> MemoryResult:
         """The account at the given fraction, or at the one that leaves what is needed."""
         case, pools = self.case, self.pools
-        stage_tokens, state = self._tokens_at(self.fraction)
+        stage_tokens, state, slots = self._tokens_at(self.fraction)
         tokens = _least(stage_tokens)
         if case.token_limit is not None:
             tokens = min(tokens, case.token_limit // case.page * case.page)
@@ -223,13 +244,13 @@ class _Solver:
             warnings=warnings,
             short=short,
             unmatched=tuple(sorted({name for _, _, names in self.held for name in names})),
-            state_slots=state // pools[0].state - 1 if pools[0].state else None,
+            state_slots=slots if pools[0].state else None,
             cells=tuple(pool.cell for pool in pools),
             stage_tokens=tuple(stage_tokens),
         )
 
-    def _tokens_at(self, share: float) -> tuple[list[int | None], int]:
-        """By stage the tokens that its pool holds, None where no layer attends, and the bytes of state."""
+    def _tokens_at(self, share: float) -> tuple[list[int | None], int, int]:
+        """By stage the tokens that its pool holds, None where no layer attends; the bytes of state and its slots."""
         case = self.case
         # The engine takes the fullest rank of all stages for every one (kv_cache_configurator.py).
         rest = self.pre * share - self.heaviest - memory.DRIFT - memory.MULTIMODAL * case.g.multimodal
@@ -241,11 +262,13 @@ class _Solver:
                 radix=case.radix,
                 ratio=case.mamba_ratio,
                 slots=case.mamba_slots,
+                running=case.load.requests,
+                draft_tokens=case.load.draft_tokens,
             )
             for pool in self.pools
         ]
-        tokens = [tokens if pool.cell else None for (tokens, _), pool in zip(found, self.pools, strict=True)]
-        return tokens, max(state for _, state in found)
+        tokens = [one[0] if pool.cell else None for one, pool in zip(found, self.pools, strict=True)]
+        return tokens, max(state for _, state, _ in found), max(slots for _, _, slots in found)
 
     def _most_tokens(self) -> int:
         """Tokens that the pool would hold if nothing but weights stood beside it."""
@@ -269,8 +292,8 @@ class _Solver:
             left_by_fraction = self.pre * (1 - self.fraction)
             active = memory.activations(case.g, case.parallel, case.load)
             active += memory.scratch(case.g, case.load, left_by_fraction, tokens)
-            running = memory.runtime(case.g, case.parallel, case.load) + memory.MULTIMODAL * case.g.multimodal
-            left = pre - size - pool - graph - active - running
+            kept = running(case, case.load) + memory.MULTIMODAL * case.g.multimodal
+            left = pre - size - pool - graph - active - kept
             short = max(short, (case.margin if case.fraction is None else 0) - left)
             margin = max(0, min(case.margin, left))
             lines.append(
@@ -281,7 +304,7 @@ class _Solver:
                     kv_bytes=pool if left >= 0 else None,
                     graph_bytes=graph,
                     activation_bytes=active,
-                    runtime_bytes=running,
+                    runtime_bytes=kept,
                     margin_bytes=margin,
                     free_bytes=left - margin if left >= 0 else None,
                     load_peak_bytes=gpu.total_bytes - pre + size + peak,
@@ -363,6 +386,6 @@ def _least(stages: list[int | None]) -> int:
     return min((tokens for tokens in stages if tokens is not None), default=0)
 
 
-def with_chunk(case: MemoryCase, chunk: int) -> MemoryCase:
-    """The same case with another prefill step."""
-    return replace(case, load=replace(case.load, chunk=chunk), reserve=replace(case.reserve, chunk=chunk))
+def with_load(case: MemoryCase, load: Load) -> MemoryCase:
+    """The same case with another load, and a reserve for it."""
+    return replace(case, load=load, reserve=load)

@@ -13,6 +13,7 @@ from ..host.inventory import Gpu
 from ..units import GIB, format_bytes
 from . import nodes, pipeline, solve
 from .constraints import Constraints
+from .draft import in_checkpoint
 from .kernel_limits import OLDEST
 from .plan import VISIBLE, Infeasibility
 from .run import PlannerRun
@@ -137,14 +138,9 @@ def no_draft_layer(draft: bool, checkpoint: Checkpoint, g: Geometry) -> Infeasib
     """A draft that was asked for and that the checkpoint does not have."""
     if not draft:
         return None
-    has = any(
-        f".layers.{g.layers}." in x.name or x.name.startswith("mtp.") or ".mtp." in x.name for x in checkpoint.groups
-    )
-    return (
-        None
-        if has
-        else Infeasibility("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
-    )
+    if in_checkpoint(checkpoint, g):
+        return None
+    return Infeasibility("SPECULATIVE=mtp, and the checkpoint has no MTP layer", ({"speculative": "off"},))
 
 
 def several_nodes(constraints: Constraints, case: solve.MemoryCase, here: int) -> Iterator[str]:
@@ -188,10 +184,15 @@ def _wide(constraints: Constraints, case: solve.MemoryCase) -> str:
 def account(run: PlannerRun, case: solve.MemoryCase, result: solve.MemoryResult) -> list[str]:
     """How far the account is to be trusted, and what shares the pool."""
     found = []
-    if not case.g.known:
+    name = run.checkpoint.architecture or "this architecture"
+    if case.engine is not None:
         found.append(
-            f"{run.checkpoint.architecture or 'this architecture'} is not in the planner's table: the account is a "
-            f"cautious guess from config.json"
+            f"{name} is not known well enough here: weights and pools are what the installed engine said of it"
+        )
+    elif not run.checkpoint.well_known:
+        found.append(
+            f"{name} is not known well enough: the account is a guess from config.json; with the engine installed "
+            f"(./relaunch install engine) the plan takes its answer"
         )
     if run.checkpoint.generated:
         found.append("there are no shard headers: tensors were generated from config.json")

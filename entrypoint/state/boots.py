@@ -20,7 +20,8 @@ TYPICAL_OF = 9
 
 @dataclass
 class Boot:
-    """One run of the engine. Times are seconds since the epoch; ``stages`` maps a stage to its seconds."""
+    """One run of the engine. Times are seconds since the epoch; ``stages`` maps a stage to its seconds.
+    ``standby``: it was prepared ahead of time, so that its start says nothing about others."""
 
     id: str
     started_at: float
@@ -29,6 +30,7 @@ class Boot:
     ended_at: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     post_mortem: str | None = None
+    standby: bool = False
 
     def require_kinds(self) -> None:
         """Raise what a damaged record raises: ValueError, TypeError, AttributeError, OverflowError or OSError."""
@@ -84,9 +86,9 @@ class Boots:
         with contextlib.suppress(OSError):
             write_text(self._path, "".join(map(_line, boots)))
 
-    def typical_seconds(self, fingerprint: str) -> float | None:
-        """Median spawn-to-ready of the last boots with the same fingerprint, else None."""
-        same = [boot for boot in self.read() if boot.fingerprint == fingerprint]
+    def typical_seconds(self, fingerprint: str, *, standby: bool = False) -> float | None:
+        """Median spawn-to-ready of the last boots with the same fingerprint, with or without a standby, else None."""
+        same = [b for b in self.read() if b.fingerprint == fingerprint and b.standby == standby]
         took = sorted(boot.ready_at - boot.started_at for boot in same if boot.ready_at)[-TYPICAL_OF:]
         return took[len(took) // 2] if took else None
 

@@ -21,8 +21,8 @@ from ..plan import Change, Learned
 
 KEEP = 20
 # Raise when the account's formulas change: what an older account learned does not correct a newer one.
-PLAN_VERSION = 1
-_GROUPS = ("parallelism", "memory", "kernels")
+PLAN_VERSION = 2
+_GROUPS = ("goal", "parallelism", "memory", "kernels")
 # Where the nodes of a group are says nothing about what fits on them.
 _ADDRESSES = frozenset({"dist_init_addr", "group_head", "node_rank"})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ _UP = (Phase.STARTING, Phase.PROBING, Phase.READY)
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all runs share. ``post`` puts an event into the state machine's queue."""
+    """What all runs share. ``post`` puts an event into the state machine's queue; ``sessions`` are those of all
+    engines of this supervisor."""
 
     environ: Mapping[str, str]
     log: Log
@@ -57,12 +58,15 @@ class RunContext:
     node: Node
     boots: Boots
     post: Callable[[events.Event], None]
+    sessions: set[int]
 
 
 class ActiveRun:
-    """Constructing it spawns the engine. Raises Stop when that is impossible."""
+    """Constructing it spawns the engine, unless ``standby`` is already it. Raises Stop when that is impossible."""
 
-    def __init__(self, context: RunContext, number: int, planned: PlannedLaunch) -> None:
+    def __init__(
+        self, context: RunContext, number: int, planned: PlannedLaunch, standby: process.Engine | None = None
+    ) -> None:
         settings = planned.loaded.settings
         self._context, self._number, self._planned = context, number, planned
         self._alarm: Alarm | None = None
@@ -72,22 +76,13 @@ class ActiveRun:
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         ports.require_free(settings.host, settings.port, "RELAUNCH_PORT")
-        run_id = f"{leftovers.mark_of(settings.state_dir)}{os.getpid()}-{number}"
-        directory = leftovers.run_directory(settings.state_dir)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
-        command = planned.command
-        try:
-            environment = command.environment(context.environ, run_id, scratch.make(settings.state_dir))
-            engine = process.Engine(command.executed(), environment, directory, run_id)
-        except OSError as error:
-            raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None
+        engine = standby or _spawn(context, number, planned)
         self.run = Run(
             number,
             engine,
             context.launch.scrub,
+            ranks=int(planned.plan.parallel["tp"]),
+            most_bytes=max((gpu.total_bytes for gpu in planned.inventory.gpus), default=math.inf),
             on_line=context.log.engine,
             on_event=self._on_log_event,
             on_end=self._on_end,
@@ -95,7 +90,8 @@ class ActiveRun:
         )
         context.node.on_spawn(self.run)
         now = time.time()
-        self._boot = Boot(id=f"{run_id}-{int(now)}", started_at=now, fingerprint=planned.fingerprint)
+        self._boot = Boot(id=f"{engine.run_id}-{int(now)}", started_at=now, fingerprint=planned.fingerprint)
+        self._boot.standby = standby is not None
         context.boots.write(self._boot)
         context.status.new_boot()
         context.log.info(f"engine started: pid {engine.pid}, boot {self._boot.id}")
@@ -226,7 +222,7 @@ class ActiveRun:
                 self._context.log.warning(f"pid {stuck.pid} of the engine does not die: it is stuck in a driver call")
         except Exception as error:  # the next start ends what is left
             self._context.log.error(f"internal error while ending the engine: {type(error).__name__}: {error}")
-        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir)
+        await asyncio.to_thread(scratch.remove, self._planned.loaded.settings.state_dir, self._number)
         if self._client is not None:
             await self._client.close()
         await asyncio.wait({self._follow}, timeout=FOLLOW_TIMEOUT)
@@ -239,8 +235,6 @@ class ActiveRun:
 
     def _on_log_event(self, event: engine_log.Event) -> None:
         self._last_event = event
-        if self._monitor is not None:
-            self._monitor.log_event(event)
         if isinstance(event, engine_log.FiredUp):
             self._context.post(events.FiredUp(self._number))
         run, status = self.run, self._context.status
@@ -273,3 +267,18 @@ class ActiveRun:
         if not self._over and self._context.status.phase in _UP:
             self._context.log.warning(f"{ended.role} (pid {ended.pid}) of the engine is gone")
             self._context.post(events.EngineEnded(self._number))
+
+
+def _spawn(context: RunContext, number: int, planned: PlannedLaunch) -> process.Engine:
+    """Start an engine from nothing. Raises Stop."""
+    state_dir, command = planned.loaded.settings.state_dir, planned.command
+    run_id, directory = leftovers.run_id(state_dir, number), leftovers.run_directory(state_dir)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable("RELAUNCH_STATE_DIR", directory, error) from None
+    env = command.environment(context.environ, run_id, scratch.make(state_dir, number))
+    try:
+        return process.Engine(command.executed(), env, directory, run_id, context.sessions)
+    except OSError as error:
+        raise Stop("image_mismatch", f"the engine cannot be started: {error}", "check the installation") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Loaded
-from ..engine.lines import is_request, unwrap
+from ..engine.lines import LEFT_OUT, without_requests
 from ..errors import EXIT_BY_CAUSE, EXIT_CONFIG, EXIT_GAVE_UP
 from ..healing import events
 from ..plan import Change
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..healing.playbook import Attempt
     from ..healing.remediation import Remediation
 
+# Ends that say nothing about the state of a GPU, unless the log or the kernel does.
+WARM_CAUSES = frozenset({"killed", "engine_crash", "hang_serving", "host_oom", "unknown"})
+_GPU_ERRORS = ("CUDA error", "cudaError", "CUBLAS_STATUS", "NCCL error", "Xid")
 # Characters of each line in a post-mortem.
 LINE_CHARS = 2000
 
@@ -32,13 +35,14 @@ LINE_CHARS = 2000
 class Conclusion:
     """What a diagnosis concluded. ``node``: where the first failure was. ``changes``: everything that healing has
     changed so far in this supervisor's life. ``post_mortem``: the file that tells of it, None where another node
-    writes it."""
+    writes it. ``cold``: the state of a GPU is in doubt, so that only a start from nothing is right."""
 
     diagnosed: events.Diagnosed
     recovery: Recovery
     node: int = 0
     changes: tuple[Change, ...] = ()
     post_mortem: str | None = None
+    cold: bool = True
 
 
 class Diagnosis:
@@ -90,6 +94,7 @@ class Diagnosis:
             root.node,
             self._changes,
             written,
+            cold=verdict.cause not in WARM_CAUSES or _names_the_gpu(root),
         )
 
 
@@ -120,8 +125,13 @@ def _post_mortem(
     findings: Sequence[NodeEvidence],
 ) -> dict[str, Any]:
     """The document that `relaunch history` shows."""
+    lines = without_requests(root.lines)
+    told = verdict.document()
+    for item in told["evidence"]:
+        if 0 < item["line"] <= len(lines) and lines[item["line"] - 1] is LEFT_OUT:
+            item["text"] = LEFT_OUT
     document = {
-        **verdict.document(),
+        **told,
         "action": decided.action,
         "boot": failed.boot.id,
         "exit_code": root.exit_code,
@@ -135,7 +145,7 @@ def _post_mortem(
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
         "engine": {"argv": list(failed.planned.command.argv)},
         "stacks": list(failed.stacks),
-        "last_lines": _last_lines(root),
+        "last_lines": _last_lines(lines),
     }
     if len(findings) > 1:
         document["node"] = root.node
@@ -143,10 +153,15 @@ def _post_mortem(
     return document
 
 
-def _last_lines(finding: NodeEvidence) -> list[str]:
-    """The end of the log, without what clients asked for."""
+def _names_the_gpu(finding: NodeEvidence) -> bool:
+    """Return True when the end came with an error of a GPU, which may outlive the process (sticky errors, Xid)."""
     lines = list(finding.lines)[-LAST_LINES:]
-    return ["(a request, left out)" if is_request(unwrap(line).text) else line[:LINE_CHARS] for line in lines]
+    return bool(finding.observed.xids) or any(error in line for line in lines for error in _GPU_ERRORS)
+
+
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    """The end of a log that holds no requests any more."""
+    return [line[:LINE_CHARS] for line in lines[-LAST_LINES:]]
 
 
 def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:
@@ -158,5 +173,5 @@ def _node_document(finding: NodeEvidence, first: float) -> dict[str, Any]:
         "alarm": finding.alarm,
         "stages": dict(finding.stages),
         "readings": dict(finding.readings),
-        "last_lines": _last_lines(finding),
+        "last_lines": _last_lines(without_requests(finding.lines)),
     }

@@ -29,6 +29,7 @@ from .logs import Log
 from .monitors import Alarm
 from .node import MakeNode, Node, NodeContext
 from .recovery import Recovery
+from .standby_keeper import StandbyKeeper
 
 # EX_SOFTWARE of sysexits: an error of our own.
 INTERNAL_ERROR_EXIT = 70
@@ -68,7 +69,9 @@ class Driver:
         self._recover_engine = recover
         self.node = make_node(NodeContext(loaded, self._launch, self._diagnosis, post, self.on_alarm, on_wait))
         self._boots = Boots(loaded.settings.state_dir)
-        self._run_context = RunContext(environ, log, status, self._launch, self.node, self._boots, post)
+        sessions: set[int] = set()
+        self._run_context = RunContext(environ, log, status, self._launch, self.node, self._boots, post, sessions)
+        self._keeper = StandbyKeeper(environ, log, status, sessions)
         self._work: asyncio.Task[None] | None = None  # preparing, planning, spawning, diagnosing or recovering
         self._killing: asyncio.Task[None] | None = None
         self._active: ActiveRun | None = None
@@ -89,7 +92,12 @@ class Driver:
         if self._post_mortem is not None:
             PostMortems(self.loaded.settings.state_dir).mark_gave_up(self._post_mortem)
 
-    async def cancel(self) -> None:
+    async def close(self) -> None:
+        """End what is left when the loop is over: work under way, and a standby."""
+        await self._cancel()
+        await self._keeper.drop("")
+
+    async def _cancel(self) -> None:
         """Cancel the work under way, if any, and wait for its end, for two seconds at the most."""
         if self._work is not None:
             self._work.cancel()
@@ -109,7 +117,7 @@ class Driver:
             elif action.do is Do.RECOVER:
                 self._start_work(self._recover(action.delay))
             elif action.do is Do.RECORD_STABLE:
-                self._record_stable()
+                self._record_stable(state.run)
             elif action.do is Do.CANCEL and self._work is not None:
                 self._work.cancel()
             elif action.do is Do.KILL and (self._killing is None or self._killing.done()):
@@ -180,7 +188,15 @@ class Driver:
     async def _spawn(self, number: int) -> events.Event | None:
         if self._failed is not None:
             self._failed.run.kernel_evidence.close()
-        self._active = ActiveRun(self._run_context, number, self._planned)
+        standby = await self._keeper.take(number, self._planned)
+        try:
+            self._active = ActiveRun(self._run_context, number, self._planned, standby)
+        except Stop:
+            if standby is not None:
+                await standby.kill()
+            raise
+        if standby is not None:
+            self._status.typical_seconds = self._boots.typical_seconds(self._planned.fingerprint, standby=True)
         if number == 1:
             with contextlib.suppress(Exception):  # whatever is wrong with it shows when it is needed
                 await asyncio.to_thread(load_classifier)
@@ -193,7 +209,9 @@ class Driver:
                 await self.node.before_kill()
             except Exception as error:
                 self._log.error(f"internal error before the engine is killed: {type(error).__name__}: {error}")
-            if self._active is not None:
+            if self._active is None:
+                await self._cancel()  # a spawn that was not done
+            else:
                 active, self._failed = self._active, None
                 self._failed = await active.kill()
                 self._active = None
@@ -205,6 +223,8 @@ class Driver:
         assert failed is not None  # DIAGNOSE follows TreeGone of a run that was spawned
         conclusion = await self.node.diagnose(failed, self.loaded)
         found = conclusion.diagnosed
+        if conclusion.cold or conclusion.changes != self._changes or conclusion.recovery != Recovery():
+            await self._keeper.drop(f"a start without the standby, after {found.cause}")
         self._changes, self._recovery = conclusion.changes, conclusion.recovery
         self._post_mortem = failed.boot.post_mortem = conclusion.post_mortem
         if self.node.is_worker:
@@ -222,6 +242,9 @@ class Driver:
         self._recovery = Recovery()  # done: a planned restart later must not do it again
         return events.Recovered()
 
-    def _record_stable(self) -> None:
-        if self._active is not None and self.loaded.settings.learn and not self.node.is_worker:
+    def _record_stable(self, number: int) -> None:
+        if self._active is None:
+            return
+        self._keeper.prepare(number + 1, self._planned, self._active.run.engine)
+        if self.loaded.settings.learn and not self.node.is_worker:
             self._launch.record_known_good(self._planned, self._active.run, self._changes)

@@ -115,6 +115,7 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
         disk_full=any(
             map(is_full, (failed.planned.loaded.settings.state_dir, failed.planned.loaded.settings.cache_dir))
         ),
+        survived=failed.run.survived(),
         gpu_memory_low=failed.run.gpu_free_bytes is not None and failed.run.gpu_free_bytes < LOW_MEMORY,
     )
 

@@ -22,21 +22,24 @@ from ..config.schema import SECRETS
 from ..config.settings import Loaded
 from ..control.status import Status
 from ..engine import canary, command
+from ..engine.acceptance import Answer
 from ..engine.client import EngineClient, same_launch
 from ..engine.command import Command
 from ..engine.run import Run
-from ..errors import Stop, unwritable
+from ..errors import EXIT_UNAVAILABLE, Stop, unwritable
 from ..host import ports
 from ..host.inventory import Inventory
 from ..plan import Change, Learned, Plan
 from ..scrub import from_environment
 from ..state.known_good import KnownGood, fingerprint
+from ..state.tuned import Tuned, with_tuned
 from ..units import format_bytes
+from . import engine_answer
 from .loader_options import with_loader_options
 from .logs import Log
 
 if TYPE_CHECKING:
-    from ..weights import Progress, Snapshot
+    from ..weights import Snapshot, TransferProgress
 
 # Seconds between two log lines about the progress of a download or a check.
 PROGRESS_LOGGED_EVERY = 10.0
@@ -69,10 +72,15 @@ class PlannedLaunch(PreparedLaunch):
 class Launch:
     """Prepares, plans and verifies launches of the engine. Owns ``scrub``, which removes secrets from log lines."""
 
-    def __init__(self, environ: Mapping[str, str], log: Log, status: Status) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], log: Log, status: Status, trial: tuple[Change, ...] | None = None
+    ) -> None:
+        """``trial``: what is tried in place of what was tuned; nothing is learned of a trial."""
         self._environ, self._log, self._status = environ, log, status
+        self._trial = trial
         self._progress_logged = 0.0
         self._caches_worked = False
+        self._answers: dict[str, Answer] = {}
         self.scrub = from_environment(environ, SECRETS)
 
     async def prepare(self, loaded: Loaded, inventory: Inventory) -> PreparedLaunch:
@@ -97,6 +105,7 @@ class Launch:
         )
         launch_id = fingerprint(loaded, inventory, checkpoint, engine_flags.engine_version())
         known_good = KnownGood(settings.state_dir, launch_id)
+        tuned = Tuned(settings.state_dir, launch_id).read() if self._trial is None else self._trial
         return PreparedLaunch(
             loaded=loaded,
             inventory=inventory,
@@ -105,19 +114,31 @@ class Launch:
             fingerprint=launch_id,
             known_good=known_good,
             free_before={gpu.index: gpu.free_bytes for gpu in inventory.gpus},
-            learned=known_good.read() if settings.learn else None,
+            learned=with_tuned(known_good.read(), tuned) if settings.learn else with_tuned(None, self._trial or ()),
         )
 
     async def plan(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> PlannedLaunch:
         """Make this host's plan and the engine's command. ``changes``: what healing has changed."""
-        from ..plan.make import make
-
-        loaded, inventory = prepared.loaded, prepared.inventory
-        made = await asyncio.to_thread(
-            make, loaded, inventory, prepared.checkpoint, learned=prepared.learned, changes=changes
-        )
+        inventory = prepared.inventory
+        made = await asyncio.to_thread(self._make, prepared, changes)
         made = await asyncio.to_thread(with_loader_options, made, inventory, prepared.snapshot.path)
         return await self.adopt(prepared, made)
+
+    def _make(self, prepared: PreparedLaunch, changes: tuple[Change, ...]) -> Plan:
+        """The plan, with the engine's own sizes for a model that is not known well enough. Blocking."""
+        from ..plan.make import make
+
+        def once(checkpoint: Checkpoint) -> Plan:
+            return make(prepared.loaded, prepared.inventory, checkpoint, learned=prepared.learned, changes=changes)
+
+        path = str(prepared.snapshot.path)
+        try:
+            return engine_answer.planned(once, prepared.checkpoint, path, self._environ, answers=self._answers)[0]
+        except Stop as stop:
+            if stop.exit_code != EXIT_UNAVAILABLE:
+                raise
+            self._log.warning(stop.line())
+            return once(prepared.checkpoint)
 
     async def adopt(self, prepared: PreparedLaunch, made: Plan) -> PlannedLaunch:
         """Put a plan in force: this host's own, or that of the group's head. Raises Stop (73) when a directory that
@@ -191,6 +212,8 @@ class Launch:
 
     def record_known_good(self, planned: PlannedLaunch, run: Run, changes: tuple[Change, ...]) -> None:
         """Write down what led to a stable READY: the next boot starts from it."""
+        if self._trial is not None:
+            return
         kept = planned.learned.changes if planned.learned else ()
         merged = {change.setting: change for change in (*kept, *changes)}
         plan = planned.plan
@@ -210,7 +233,7 @@ class Launch:
             },
         )
 
-    def _weights_progress(self, progress: Progress) -> None:
+    def _weights_progress(self, progress: TransferProgress) -> None:
         shown = self._status.progress
         shown.bytes, shown.bytes_total = progress.bytes, progress.bytes_total
         self._status.stage = progress.phase

@@ -14,11 +14,14 @@ from ..control.status import Status
 from ..engine import canary
 from ..engine.canary import Failure
 from ..engine.client import EngineClient
-from ..engine.log import Progress, StageBegun, StageEnded, TokenActivity
+from ..engine.log import Progress, StageBegun, StageEnded
 from ..engine.run import Run
 from ..engine.watchdog import HangDetector, StartupWatchdog, StoppedWatch, Ticks
 
+# Seconds between two looks at the counters, and at most this share of HANG_TIMEOUT: they alone say that tokens are
+# computed, since a line of the log can be a client's.
 METRICS_EVERY = 5.0
+METRICS_SHARE = 0.1
 # A canary that failed is asked again before anything is believed of it.
 CANARY_TRIES = 2
 
@@ -71,9 +74,6 @@ class WorkerMonitor:
     def __init__(self, run: Run, settings: Settings) -> None:
         self._run, self._stopped = run, StoppedWatch(settings.hang_timeout)
 
-    def log_event(self, event: object) -> None:
-        """Ignored: the head watches the tokens."""
-
     async def watch(self) -> Alarm:
         """Return when a process has been stopped for too long."""
         ticks = Ticks(1.0, time.monotonic())
@@ -103,19 +103,16 @@ class ServingMonitor:
         self._hang_detector = HangDetector(settings.hang_timeout, settings.canary, time.monotonic())
         self._stopped = StoppedWatch(settings.hang_timeout)
         self._tokens: float | None = None
+        self._heard = 0  # lines of the log at the last look at the counters
         self._busy = False
         self._liveness: asyncio.Task[None] | None = None
-        self._canary: asyncio.Task[canary.Verdict | None] | None = None
-
-    def log_event(self, event: object) -> None:
-        """Take an event of the engine's log."""
-        if isinstance(event, TokenActivity):
-            self._hang_detector.tokens(time.monotonic())
+        self._canary: asyncio.Task[canary.CanaryResult | None] | None = None
 
     async def watch(self) -> Alarm:
         """Return at the first hang or insane answer."""
         metrics: asyncio.Task[None] | None = None
         next_metrics = now = time.monotonic()
+        metrics_every = min(METRICS_EVERY, self._settings.hang_timeout * METRICS_SHARE)
         next_canary = now + self._settings.canary_interval
         ticks = Ticks(1.0, now)
         try:
@@ -130,7 +127,7 @@ class ServingMonitor:
                     self._hang_detector.compiling(now)
                 if now >= next_metrics and _over(metrics):
                     metrics = asyncio.create_task(self._metrics())
-                    next_metrics = now + METRICS_EVERY
+                    next_metrics = now + metrics_every
                 if _over(self._liveness) and self._hang_detector.wants_liveness_request(now):
                     self._liveness = asyncio.create_task(self._send_liveness_request())
                 if self._canary is not None and self._canary.done():
@@ -161,13 +158,14 @@ class ServingMonitor:
             self._status.reason = None
         self._status.healthy = self._status.reason is None
 
-    async def ask_canary(self) -> canary.Verdict | None:
+    async def ask_canary(self) -> canary.CanaryResult | None:
         """Ask until sane, at most CANARY_TRIES times. None: no answer came; the hang rules see to that."""
         import httpx
 
-        verdict: canary.Verdict | None = None
+        verdict: canary.CanaryResult | None = None
         for _ in range(CANARY_TRIES):
             self._status.canary_runs += 1
+            heard = self._run.heard
             try:
                 answer = await self._client.ask(
                     canary.request(self._kind), embedding=self._kind.embedding, timeout=self._settings.hang_timeout / 2
@@ -178,9 +176,10 @@ class ServingMonitor:
             try:
                 verdict = canary.judge(self._kind, answer, self.reference)
             except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-                verdict = canary.Verdict("degenerate", f"the answer has not the form of an answer: {error}")
+                verdict = canary.CanaryResult("degenerate", f"the answer has not the form of an answer: {error}")
             if verdict.failure is None:
                 self.reference = verdict.reference
+                self._run.prove_healthy(heard)
                 return verdict
             self._status.canary_failures += 1
         return verdict
@@ -195,13 +194,14 @@ class ServingMonitor:
             self._busy = scrape.waiting > 0
             if self._tokens is not None and scrape.tokens != self._tokens:
                 self._hang_detector.tokens(scrape.at)
-            self._tokens = scrape.tokens
+                self._run.prove_healthy(self._heard)  # it computed after the last look
+            self._tokens, self._heard = scrape.tokens, self._run.heard
 
     async def _send_liveness_request(self) -> None:
         import httpx
 
         self._hang_detector.liveness_request_sent(time.monotonic())
-        answered = False
+        answered, heard = False, self._run.heard
         try:
             # Longer than the watchdog's own timeout: it decides, and an engine that computes for others may.
             await self._client.ask(
@@ -210,6 +210,7 @@ class ServingMonitor:
                 timeout=self._settings.hang_timeout * 4,
             )
             answered = True
+            self._run.prove_healthy(heard)
         except (httpx.HTTPError, ValueError):
             await asyncio.sleep(1.0)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +14,70 @@ from ..config.settings import Loaded
 from ..engine import command
 from ..errors import EXIT_CONFIG, EXIT_OK, Stop
 from ..host import discover
-from ..plan import Plan
+from ..host.inventory import Inventory
+from ..plan import Change, Learned, Plan
 from ..plan.make import make
 from ..state.known_good import KnownGood, fingerprint
+from ..state.tuned import Tuned, with_tuned
+from . import engine_answer
 from .loader_options import with_loader_options
 
 
-def plan_document(
-    environ: Mapping[str, str], on_note: Callable[[str], object] | None = None, *, ask_engine: bool = False
-) -> tuple[dict[str, Any], int]:
-    """Return the plan document and the exit code (0, or 78 when infeasible). ``on_note`` gets a line about what is read
-    from the hub. ``ask_engine``: the installed engine is asked whether it accepts the plan, and its refusal makes the
-    plan infeasible. Raises Stop."""
+@dataclass(frozen=True)
+class PlanInputs:
+    """Everything that a plan of this host is made from. ``model_path``: the model's id where it is not here yet."""
+
+    loaded: Loaded
+    box: Inventory
+    checkpoint: Checkpoint
+    model_path: Path | str
+    fingerprint: str
+    learned: Learned | None
+
+    def plan(self, tuned: tuple[Change, ...] | None = None) -> Plan:
+        """Return the plan. ``tuned``: in place of what was tuned."""
+        learned = self.learned if tuned is None else replace(self.learned or Learned(), tuned=tuned)
+        made = make(self.loaded, self.box, self.checkpoint, learned=learned)
+        return with_loader_options(made, self.box, self.model_path)
+
+
+def gather(environ: Mapping[str, str], on_note: Callable[[str], object] | None = None) -> PlanInputs:
+    """Read what a plan is made from. ``on_note`` gets a line about what is read from the hub. Raises Stop."""
     loaded = loading.load(environ)
     box = discover.current(loaded.settings.gpu_inventory, environ)
     loaded = loading.resolve_preset(loaded, len(box.gpus), environ, recorded=box.recorded)
     loaded.check_engine_args()
     checkpoint, model_path = _checkpoint(loaded, environ, on_note)
-    known = KnownGood(loaded.settings.state_dir, fingerprint(loaded, box, checkpoint, engine_flags.engine_version()))
-    plan = make(loaded, box, checkpoint, learned=known.read() if loaded.settings.learn else None)
-    plan = with_loader_options(plan, box, model_path)
-    built = command.build(loaded, box, plan, model_path, environ)
-    document = plan.document(list(built.argv), built.env)
-    if ask_engine and plan.feasible and plan.device == "cuda":
-        _add_answer(document, plan, str(model_path), environ)
-    return document, EXIT_OK if document["feasible"] else EXIT_CONFIG
+    launch_id = fingerprint(loaded, box, checkpoint, engine_flags.engine_version())
+    state_dir = loaded.settings.state_dir
+    learned = None
+    if loaded.settings.learn:
+        learned = with_tuned(KnownGood(state_dir, launch_id).read(), Tuned(state_dir, launch_id).read())
+    return PlanInputs(loaded, box, checkpoint, model_path, launch_id, learned)
 
 
-def _add_answer(document: dict[str, Any], plan: Plan, model: str, environ: Mapping[str, str]) -> None:
-    """What the installed engine says of ``plan``, as ``engine_answer``; its refusal as a reason."""
-    from ..engine import acceptance
-
-    card = plan.gpus[0]
-    ours = ("--load-format", "--model-loader-extra-config", "--served-model-name")
-    question = acceptance.Question(
-        id=model,
-        model=model,
-        flags=acceptance.without(plan.flags, ours),
-        sm=min(int(gpu["sm"]) for gpu in plan.gpus),
-        name=str(card["name"]),
-        mem_mib=min(int(gpu["total_bytes"]) for gpu in plan.gpus) >> 20,
-        gpus=len(plan.gpus),
+def plan_document(
+    environ: Mapping[str, str], on_note: Callable[[str], object] | None = None, *, ask_engine: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Return the plan document and the exit code (0, or 78 when infeasible). ``on_note``: as `gather`. ``ask_engine``:
+    the installed engine is asked whether it accepts the plan, and its refusal makes the plan infeasible. Raises
+    Stop."""
+    inputs = gather(environ, on_note)
+    plan, answer = engine_answer.planned(
+        lambda found: replace(inputs, checkpoint=found).plan(),
+        inputs.checkpoint,
+        str(inputs.model_path),
+        environ,
+        always=ask_engine,
     )
-    answer = acceptance.ask([question], environ)[0]
-    document["engine_answer"] = answer.document()
-    if answer.error:
-        document["feasible"] = False
-        document["reasons"] = (*document["reasons"], f"the engine itself refuses this plan: {answer.error}")
+    built = command.build(inputs.loaded, inputs.box, plan, inputs.model_path, environ)
+    document = plan.document(list(built.argv), built.env)
+    if answer is not None:
+        document["engine_answer"] = answer.document()
+        if answer.error and plan.feasible:
+            document["feasible"] = False
+            document["reasons"] = (*document["reasons"], f"the engine itself refuses this plan: {answer.error}")
+    return document, EXIT_OK if document["feasible"] else EXIT_CONFIG
 
 
 def _checkpoint(

@@ -23,11 +23,13 @@ from ..healing import events, machine
 from ..healing.phases import Phase
 from ..host import limits, ports
 from ..host.parent_death import become_subreaper
+from ..plan import Change
 from ..scrub import from_environment
 from ..state.lock import Lock
 from ..units import format_duration
 from . import offers
 from .driver import Driver
+from .launch import Launch
 from .logs import Log
 from .monitors import Alarm
 from .node import MakeNode, Node, Refusal
@@ -44,7 +46,14 @@ Header = Callable[[Status, str, Mapping[str, str]], AbstractContextManager[None]
 class Supervisor:
     """One life of `relaunch serve`: the state machine, its driver, the control port and the signals."""
 
-    def __init__(self, loaded: Loaded, environ: Mapping[str, str], log: Log, make_node: MakeNode = Node) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        environ: Mapping[str, str],
+        log: Log,
+        make_node: MakeNode = Node,
+        trial: tuple[Change, ...] | None = None,
+    ) -> None:
         settings = loaded.settings
         self._settings, self._environ, self._log = settings, environ, log
         self.status = Status()
@@ -52,7 +61,14 @@ class Supervisor:
         self._reporter = StatusReporter(self.status, log, self._notify, environ)
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._driver = Driver(
-            loaded, environ, log, self.status, self._events.put_nowait, self._reporter.on_wait, make_node
+            loaded,
+            environ,
+            log,
+            self.status,
+            self._events.put_nowait,
+            self._reporter.on_wait,
+            make_node,
+            launch=Launch(environ, log, self.status, trial),
         )
         self._node = self._driver.node
         self._limits = _limits(settings, self._node)
@@ -117,7 +133,7 @@ class Supervisor:
             self._reporter.on_step(state)
             self._on_change(before, state, event)
             self._driver.perform(state, actions)
-        await self._driver.cancel()
+        await self._driver.close()
         await self._reporter.flush()
         return self._driver.exit_code
 
@@ -195,9 +211,15 @@ def with_admin_key(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, 
     return replace(loaded, settings=changed), {**environ, "RELAUNCH_ADMIN_API_KEY": key}
 
 
-def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header: Header) -> int:
+def run(
+    loaded: Loaded,
+    environ: Mapping[str, str],
+    make_node: MakeNode,
+    header: Header,
+    trial: tuple[Change, ...] | None = None,
+) -> int:
     """`relaunch serve`: serve until stopped or given up, and return the exit code. ``make_node`` makes this node's
-    part in its group; ``header`` shows the status above the log lines, where the terminal can."""
+    part in its group; ``header`` shows the status above the log lines, where the terminal can; ``trial``: `Launch`."""
     import uvloop
 
     loaded, environ = with_admin_key(loaded, environ)
@@ -205,7 +227,7 @@ def run(loaded: Loaded, environ: Mapping[str, str], make_node: MakeNode, header:
     limits.set_limits()
     log = Log(settings.log_level, settings.log_format, scrub=from_environment(environ, SECRETS))
     try:
-        supervisor = Supervisor(loaded, environ, log, make_node)
+        supervisor = Supervisor(loaded, environ, log, make_node, trial)
         with (
             header(supervisor.status, settings.log_format, environ),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

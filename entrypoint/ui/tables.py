@@ -34,7 +34,7 @@ POST_MORTEMS_SHOWN = 8
 
 def weights(document: Document, console: Console | None = None) -> None:
     """`relaunch weights`: the verdict, then each file that is not good, or every file when there are few."""
-    out = console or _console()
+    out = console or stdout_console()
     files = document["files"]
     out.print(
         _pairs(
@@ -57,65 +57,65 @@ def weights(document: Document, console: Console | None = None) -> None:
     bad = [row for row in files if row["state"] in ("missing", "damaged")]
     shown = bad or (files if len(files) <= ALL_FILES_SHOWN else [])
     if shown:
-        table = _table("file", "size", "state")
+        table = columns("file", "size", "state")
         table.columns[1].justify = "right"
         for row in shown[:FILES_SHOWN]:
             state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
-            table.add_row(_text(row["path"]), format_bytes(row["size"]), _text(state, STATE_STYLE[row["state"]]))
+            table.add_row(styled(row["path"]), format_bytes(row["size"]), styled(state, STATE_STYLE[row["state"]]))
         out.print(table)
         if len(shown) > FILES_SHOWN:
             out.print(f"and {len(shown) - FILES_SHOWN} more")
     if document["ok"]:
-        out.print(_text(f"good: {len(files)} files", "green"))
+        out.print(styled(f"good: {len(files)} files", "green"))
     elif not bad:
-        out.print(_text(f"not proven: {len(files)} files known", "yellow"))
+        out.print(styled(f"not proven: {len(files)} files known", "yellow"))
     else:
         count = f"{len(bad)} of {len(files)} files are not good"
-        out.print(_text(f"{count}; `relaunch weights repair` fetches them", "red"))
+        out.print(styled(f"{count}; `relaunch weights repair` fetches them", "red"))
 
 
 def doctor(document: Document, console: Console | None = None) -> None:
     """`relaunch doctor`: a line for each check, the command that mends it below, and the count of verdicts."""
-    out = console or _console()
+    out = console or stdout_console()
     table = _grid(8, None)
     count = dict.fromkeys(VERDICT_STYLE, 0)
     for check in document["checks"]:
         verdict = check["verdict"]
         count[verdict] += 1
-        line = _text(check["title"], "bold" if verdict in ("warn", "fail") else "")
+        line = styled(check["title"], "bold" if verdict in ("warn", "fail") else "")
         line.append(f"  {check['detail']}", "" if verdict in ("warn", "fail") else "dim")
-        table.add_row(_text(verdict, VERDICT_STYLE[verdict]), line)
+        table.add_row(styled(verdict, VERDICT_STYLE[verdict]), line)
         if check["fix"] and verdict != "pass":
-            table.add_row("", _text(f"fix: {check['fix']}", "cyan"))
+            table.add_row("", styled(f"fix: {check['fix']}", "cyan"))
     out.print(table)
     summary = ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number)
     if document["ok"]:
-        out.print(_text(f"no check failed: {summary}", "green"))
+        out.print(styled(f"no check failed: {summary}", "green"))
     else:
-        out.print(_text(f"failed: {summary}", "red"))
+        out.print(styled(f"failed: {summary}", "red"))
 
 
 def config(document: Document, console: Console | None = None) -> None:
     """`relaunch config`: what was set comes first, then the defaults."""
-    out = console or _console()
+    out = console or stdout_console()
     if document["preset"]:
-        out.print(_text(f"preset {document['preset']}", "bold"))
+        out.print(styled(f"preset {document['preset']}", "bold"))
     rows = document["settings"]
-    table = _table("setting", "value", "from")
+    table = columns("setting", "value", "from")
     for row in sorted(rows, key=lambda row: row["source"] == "default"):
         value = "not set" if row["value"] in (None, "") else _value(row["name"], row["value"])
         table.add_row(
-            _text(row["name"], "bold" if row["source"] != "default" else ""),
-            _text(value, "dim" if value == "not set" else ""),
-            _text(row["source"], SOURCE_STYLE.get(row["source"], "")),
+            styled(row["name"], "bold" if row["source"] != "default" else ""),
+            styled(value, "dim" if value == "not set" else ""),
+            styled(row["source"], SOURCE_STYLE.get(row["source"], "")),
         )
     out.print(table)
-    out.print(_text("what each does: docs/settings.md", "dim"))
+    out.print(styled("what each does: docs/settings.md", "dim"))
 
 
 def explain(document: Document, console: Console | None = None) -> None:
     """`relaunch explain`: the cause, what would be done, and the evidence."""
-    out = console or _console()
+    out = console or stdout_console()
     action = document["action"]
     rank = document["rank"]
     where = f"stage {document['stage']}" + ("" if rank is None else f", rank {rank}")
@@ -128,46 +128,46 @@ def explain(document: Document, console: Console | None = None) -> None:
         rows.append(("you could", document["next_step"]))
     out.print(_pairs(rows))
     if document["evidence"]:
-        out.print(_text("evidence", "bold"))
+        out.print(styled("evidence", "bold"))
         table = _grid(7, None)
         table.columns[0].justify = "right"
         for line in document["evidence"][:EVIDENCE_SHOWN]:
-            table.add_row(_text(str(line["line"]), "dim"), _text(_shortened(line["text"], 400)))
+            table.add_row(styled(str(line["line"]), "dim"), styled(_shortened(line["text"], 400)))
         out.print(table)
 
 
 def history(document: Document, console: Console | None = None) -> None:
     """`relaunch history`: the newest boots, then the newest ends that nobody asked for."""
-    out = console or _console()
+    out = console or stdout_console()
     boots, post_mortems = document["boots"], document["post_mortems"]
     if not boots and not post_mortems:
         out.print("no boot yet on this state directory")
         return
     by_id = {row["id"]: row for row in post_mortems}
-    table = _table("started (UTC)", "ready after", "served", "end")
+    table = columns("started (UTC)", "ready after", "served", "end")
     for boot in boots[-BOOTS_SHOWN:]:
         end = by_id.get(boot["post_mortem"])
         served = _between(boot["ready_at"], boot["ended_at"])
         if end is not None:
-            last = _text(end["cause"], "red")
+            last = styled(end["cause"], "red")
         elif boot["ended_at"] is None:
-            last = _text("running, or cut off", "yellow")
+            last = styled("running, or cut off", "yellow")
         else:
-            last = _text("as asked", "green")
+            last = styled("as asked", "green")
         table.add_row(_clock(boot["started_at"]), _between(boot["started_at"], boot["ready_at"]), served, last)
     out.print(table)
     if len(boots) > BOOTS_SHOWN:
-        out.print(_text(f"and {len(boots) - BOOTS_SHOWN} older boots (--json has them all)", "dim"))
+        out.print(styled(f"and {len(boots) - BOOTS_SHOWN} older boots (--json has them all)", "dim"))
     for row in post_mortems[-POST_MORTEMS_SHOWN:]:
         _post_mortem(out, row)
     if len(post_mortems) > POST_MORTEMS_SHOWN:
-        out.print(_text(f"and {len(post_mortems) - POST_MORTEMS_SHOWN} older post-mortems", "dim"))
+        out.print(styled(f"and {len(post_mortems) - POST_MORTEMS_SHOWN} older post-mortems", "dim"))
 
 
 def _post_mortem(out: Console, row: Document) -> None:
     code = "" if row["exit_code"] is None else f", exit code {row['exit_code']}"
     out.print()
-    out.print(_text(f"{_clock(row['at'])}  {row['cause']}", "bold").append(f" in stage {row['stage']}{code}", ""))
+    out.print(styled(f"{_clock(row['at'])}  {row['cause']}", "bold").append(f" in stage {row['stage']}{code}", ""))
     details = [row["summary"]] if row.get("summary") else []
     details += [
         f"changed {change['setting']} from {change['from']} to {change['to']}: {change['reason']}"
@@ -177,14 +177,14 @@ def _post_mortem(out: Console, row: Document) -> None:
     details.append("relaunch gave up" if row["gave_up"] else f"relaunch's answer: {done}")
     table = _grid(2, None)
     for detail in details:
-        table.add_row("", _text(detail))
-    table.add_row("", _text(f"file: post-mortems/{row['id']}.json", "dim"))
+        table.add_row("", styled(detail))
+    table.add_row("", styled(f"file: post-mortems/{row['id']}.json", "dim"))
     out.print(table)
 
 
-def hardware(box: Inventory, console: Console | None = None) -> None:
-    """`relaunch hardware`: the host in a few lines, then a line for each GPU."""
-    out = console or _console()
+def hardware(box: Inventory, console: Console | None = None, links: Document | None = None) -> None:
+    """`relaunch hardware`: the host in a few lines, a line for each GPU, and what its links were measured to do."""
+    out = console or stdout_console()
     rows = [
         ("driver", f"{box.driver or 'none'}" + (f" (CUDA up to {box.cuda})" if box.cuda else "")),
         ("host", f"{box.cpu_count} CPUs, {format_bytes(box.host_memory_bytes)} of memory"),
@@ -196,13 +196,13 @@ def hardware(box: Inventory, console: Console | None = None) -> None:
     if not box.gpus:
         out.print("no GPU: `rehearsal` presets serve on the CPU")
         return
-    table = _table("GPU", "name", "SM", "memory", "free", "PCI", "NUMA")
+    table = columns("GPU", "name", "SM", "memory", "free", "PCI", "NUMA")
     for column in (0, 2, 3, 4, 6):
         table.columns[column].justify = "right"
     for gpu in box.gpus:
         table.add_row(
             str(gpu.index),
-            _text(gpu.name.removeprefix("NVIDIA ")),
+            styled(gpu.name.removeprefix("NVIDIA ")),
             str(gpu.sm),
             format_bytes(gpu.total_bytes),
             format_bytes(gpu.free_bytes),
@@ -210,22 +210,42 @@ def hardware(box: Inventory, console: Console | None = None) -> None:
             "-" if gpu.numa_node is None else str(gpu.numa_node),
         )
     out.print(table)
+    if links:
+        out.print(_links(links))
 
 
-def _console() -> Console:
+def _links(links: Document) -> Table:
+    """What `hardware --measure` found."""
+    table = columns("measured", "", "small copy")
+    for row in links["host"]:
+        to, back = (format_bytes(row[f"to_{way}_bytes_per_second"]) for way in ("gpu", "host"))
+        small = f"{row['to_gpu_seconds'] * 1e6:.1f} µs"
+        table.add_row(f"host and GPU {row['gpu']}", f"{to}/s to it, {back}/s back", small)
+    for row in links["pairs"]:
+        how = "" if row["peer_access"] else ", no peer access"
+        rate = f"{format_bytes(row['bytes_per_second'])}/s{how}"
+        table.add_row(f"GPU {row['from']} to {row['to']}", rate, f"{row['seconds'] * 1e6:.1f} µs")
+    for row in links["all_reduce"]:
+        table.add_row(f"all-reduce, {format_bytes(row['bytes'])}", f"{row['seconds'] * 1e6:,.1f} µs", "")
+    return table
+
+
+def stdout_console() -> Console:
+    """A console on stdout that colours no numbers of its own accord."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
-def _text(text: str, style: str = "") -> Any:
+def styled(text: str, style: str = "") -> Any:
     """Text that is never read as markup: file names and log lines may hold brackets."""
     from rich.text import Text
 
     return Text(text, style=style)
 
 
-def _table(*headers: str) -> Table:
+def columns(*headers: str) -> Table:
+    """A table without lines whose cells fold."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -247,7 +267,7 @@ def _grid(first: int, second: int | None) -> Table:
 def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table = _grid(14, None)
     for name, value in rows:
-        table.add_row(_text(name, "bold"), _text(str(value)))
+        table.add_row(styled(name, "bold"), styled(str(value)))
     return table
 
 

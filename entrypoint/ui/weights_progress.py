@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from ..units import format_bytes, format_duration
-from ..weights.progress import OnProgress, Progress
+from ..weights.progress import OnProgress, TransferProgress
 
 LINE_SECONDS = 10.0
 VERBS = {"resolve": "asking the hub", "download": "downloading", "verify": "verifying", "repair": "repairing"}
 
 
-def line(progress: Progress) -> str:
+def line(progress: TransferProgress) -> str:
     """Return a report as one line: phase, bytes, files, rate, time left, and what it waits for."""
     parts = [VERBS[progress.phase]]
     if progress.bytes_total:
@@ -41,7 +41,7 @@ class LineReporter:
         self._said: tuple[str, str] | None = None
         self._at = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TransferProgress) -> None:
         """Take one report."""
         now, what = self._clock(), (progress.phase, progress.note)
         if what != self._said or now - self._at >= LINE_SECONDS:
@@ -63,7 +63,7 @@ def reporting(stream: TextIO | None = None) -> Iterator[OnProgress]:
     with Bar(TextColumn("{task.description}"), BarColumn(), console=Console(file=out), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: TransferProgress) -> None:
             bar.update(task, description=line(progress), completed=progress.bytes, total=progress.bytes_total or None)
 
         yield show

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from .commands import report
     from .loader import loader_options
     from .preparation import Snapshot, prepare, repair
-    from .progress import Progress
+    from .progress import TransferProgress
 
-__all__ = ["Progress", "Snapshot", "loader_options", "prepare", "repair", "report"]
+__all__ = ["Snapshot", "TransferProgress", "loader_options", "prepare", "repair", "report"]
 
 _HOME = {
-    "Progress": "progress",
+    "TransferProgress": "progress",
     "Snapshot": "preparation",
     "loader_options": "loader",
     "prepare": "preparation",

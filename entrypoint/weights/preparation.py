@@ -17,7 +17,7 @@ from . import cache, download, generated, hashing, manifest, records, resolve, s
 from .hub import Hub
 from .hub import read as read_hub
 from .manifest import Entry
-from .progress import OnProgress, Phase, Progress
+from .progress import OnProgress, Phase, TransferProgress
 from .records import VerifiedFile
 from .source import Located, Reference
 from .structure import FileState
@@ -109,7 +109,7 @@ async def checked(
     """`verify` in threads; cancelling this coroutine stops them before it returns."""
     stop, loop = threading.Event(), asyncio.get_running_loop()
 
-    def report(progress: Progress) -> None:
+    def report(progress: TransferProgress) -> None:
         # The callback belongs to the loop; the hashing threads only leave word there.
         if on_progress is not None:
             loop.call_soon_threadsafe(on_progress, progress)
@@ -134,7 +134,7 @@ class HubSession:
     async def prepare(self) -> Snapshot:
         """Find the model and `settle` it."""
         if self.on_progress:
-            self.on_progress(Progress("resolve"))
+            self.on_progress(TransferProgress("resolve"))
         resolved = await resolve.resolve(self.loaded, self.hub)
         return await self.settle(resolved)
 

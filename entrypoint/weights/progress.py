@@ -20,7 +20,7 @@ RATE_SAMPLES = 40  # the rate is taken over this many reports
 
 
 @dataclass(frozen=True)
-class Progress:
+class TransferProgress:
     """One report. ``rate`` in bytes per second over the last seconds, 0 when not known yet."""
 
     phase: Phase
@@ -37,7 +37,7 @@ class Progress:
         return (self.bytes_total - self.bytes) / self.rate if self.rate > 0 else None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[TransferProgress], None]
 
 
 class DownloadMonitor:
@@ -121,4 +121,6 @@ class DownloadMonitor:
         self._reported = now
         first, seconds = self._samples[0][1], now - self._samples[0][0]
         rate = max(0.0, (done - first) / seconds) if seconds > 0.5 else 0.0
-        self._on_progress(Progress(self._phase, done, self._total, self.files, self.files_total, rate, self.note))
+        self._on_progress(
+            TransferProgress(self._phase, done, self._total, self.files, self.files_total, rate, self.note)
+        )

@@ -13,7 +13,7 @@ from ..errors import Stop
 from ..host import memory
 from . import hashing, manifest, records, structure
 from .manifest import Entry
-from .progress import OnProgress, Progress
+from .progress import OnProgress, TransferProgress
 from .records import VerifiedFile
 from .source import Located
 from .structure import FileState
@@ -199,7 +199,7 @@ class _Check:
 
         def report(done: int, files: int, rate: float) -> None:
             if self.on_progress:
-                self.on_progress(Progress("verify", done, total, files, len(jobs), rate))
+                self.on_progress(TransferProgress("verify", done, total, files, len(jobs), rate))
 
         return hashing.hash_files(
             self.root,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import webdriver
 
-pytestmark = pytest.mark.skipif(webdriver.MISSING, reason="chromium and chromedriver are not installed")
+pytestmark = [pytest.mark.supervisor, pytest.mark.needs("chromedriver", "chromium")]
 
 SHOWN = "return !document.getElementById('all').hidden"
 PHASE = "return document.getElementById('phase').dataset.phase"

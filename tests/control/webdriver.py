@@ -14,8 +14,6 @@ from typing import Any
 
 import httpx
 
-MISSING = not (shutil.which("chromedriver") and (shutil.which("chromium") or shutil.which("google-chrome")))
-
 
 class Browser:
     def __init__(self, http: httpx.Client, session: str) -> None:
@@ -80,7 +78,7 @@ def chromium() -> Iterator[Browser]:
                     if http.get("/status").json()["value"]["ready"]:
                         break
                 time.sleep(0.1)
-            binary = shutil.which("chromium") or shutil.which("google-chrome")
+            binary = shutil.which("chromium")
             options = {
                 "binary": binary,
                 "args": [

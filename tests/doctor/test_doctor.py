@@ -271,7 +271,7 @@ def test_examining_changes_nothing(tmp_path: Path) -> None:
     assert all(c["verdict"] in ("pass", "warn", "fail", "unknown") for c in document["checks"])
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.needs("root")
 def test_a_cache_of_another_user(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o755)

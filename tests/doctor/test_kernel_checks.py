@@ -36,6 +36,7 @@ def test_a_missing_compiler_fails_only_where_a_gpu_waits_for_it() -> None:
     assert verdicts([GOOD, NO_COMPILER], here=False)["cuda_compiler"] == "warn"
 
 
+@pytest.mark.usefixtures("engine_packages")
 def test_cold_kernels_are_a_warning_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "check", lambda sm: [GOOD])
     found = {check.id: check for check in kernel_checks.checks(tmp_path, [120, 120], {})}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -24,7 +23,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RELAUNCH_")}
     return {
         **kept,
-        "RELAUNCH_PRESET": "rehearsal",
+        "RELAUNCH_MODEL": "generated:gpt2",
+        "RELAUNCH_DEVICE": "cpu",
         "RELAUNCH_STATE_DIR": str(tmp_path / "state"),
         "RELAUNCH_CONTROL_PORT": "9",
         "RELAUNCH_API_KEY": SECRETS[0],
@@ -91,7 +91,7 @@ def test_it_lies_where_one_is_but_never_in_the_clone(tmp_path: Path, monkeypatch
     assert report.default_folder() == tmp_path / "home"
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.needs("bash")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [("relaunch we", "weights"), ("relaunch weights v", "verify"), ("relaunch plan --j", "--json")],

@@ -63,12 +63,19 @@ class Handler(JsonHandler):
             port = int(sys.argv[sys.argv.index("--port") + 1])
             model = sys.argv[sys.argv.index("--model-path") + 1]
             self.answer({"model_path": model, "port": port})
+        elif self.path == "/v1/models":
+            self.answer({"data": [{"id": "fake", "max_model_len": 512}]})
+        elif self.path == "/model_info":
+            self.answer({"is_generation": False, "speed": PLAN.get("speed", 1)})
         else:
             self.answer({})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        if PLAN.get("nan"):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path == "/v1/embeddings":
+            vector = PLAN.get("embedding", [0.6, 0.8])
+            self.answer({"data": [{"embedding": vector} for _ in json.loads(body)["input"]]})
+        elif PLAN.get("nan"):
             self.answer({"embedding": [None, 1.0]})
         elif "embedding" in PLAN:
             self.answer({"embedding": PLAN["embedding"]})

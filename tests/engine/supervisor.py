@@ -40,6 +40,16 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def held_open(paths: set[str]) -> set[str]:
+    """Those that a process has mapped: another engine's of this machine, when ours are all gone."""
+    held: set[str] = set()
+    for pid in psutil.pids() if paths else ():
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+            held |= {path for path in paths if path in maps}
+    return held
+
+
 class Supervisor:
     """Starts at once; ``close`` ends whatever is left. ``script``: run in place of `relaunch serve`, with an engine
     whose command line starts with ``fake``; ``under``: words before the command; ``opening``: entered around each
@@ -176,8 +186,8 @@ class Supervisor:
                     sock.bind(("127.0.0.1", port))
                 except OSError:
                     left.append(f"port {port}")
-        left += [f"shm {name}" for name in set(os.listdir("/dev/shm")) - self.shm_before if "sglang" in name]
-        return left
+        new = {f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shm_before if "sglang" in name}
+        return left + [f"shm {path}" for path in new - held_open(new)]
 
     def _marked(self, pid: int) -> bool:
         import hashlib

@@ -23,10 +23,7 @@ import psutil
 import pytest
 from supervisor import ROOT, Supervisor, free_ports
 
-pytest.importorskip("sglang", reason="the engine is not installed")
-pytest.importorskip("sglang_router", reason="locks/gateway.txt is not installed")
-
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.needs("smg"), pytest.mark.timeout(900)]
 
 CLIENTS = 4
 # Texts in one request: enough work that a kill meets requests under way, little enough for two shared cores.

@@ -20,13 +20,20 @@ KEY = "sentinel-api-key"
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
-    supervisor = Supervisor(tmp_path_factory.mktemp("serve"), MAX_RESTARTS="6")
-    try:
-        supervisor.until_ready()
-        yield supervisor
-    finally:
+def shared() -> Iterator[list[Supervisor]]:
+    supervisors: list[Supervisor] = []
+    yield supervisors
+    for supervisor in supervisors:
         supervisor.close()
+
+
+@pytest.fixture
+def serving(shared: list[Supervisor], tmp_path_factory: pytest.TempPathFactory) -> Supervisor:
+    """One for all tests that ask it or kill its engine; another after the test that ends it, in any order."""
+    if not shared or shared[-1].process.poll() is not None:
+        shared.append(Supervisor(tmp_path_factory.mktemp("serve"), MAX_RESTARTS="6"))
+    shared[-1].until_ready()
+    return shared[-1]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The storm of benchmarks/storm.py, small: 200 rounds on the fake tree, five on the real engine, at the same time."""
+"""The storm of benchmarks/storm.py, small: 200 rounds on the fake tree, five on the real engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def storm(out: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[subprocess.Popen[str], Path]]]:
-    """Mostly waits, so that it need not be waited for before the real engine's storm begins."""
     folder = tmp_path_factory.mktemp("fakes")
     running = {}
     for seed in FAKE_SEEDS:
@@ -40,7 +39,6 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[
 
 @pytest.mark.engine
 @pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("fakes")
 def test_five_faults_on_the_real_engine_always_end_ready(tmp_path: Path) -> None:
     # Draws recovering, ready (twice), loading and spawn; main, scheduler and detokenizer; one of them stopped.
     process = storm(tmp_path / "real.json", "--rounds", "5", "--seed", "1435")
@@ -51,6 +49,7 @@ def test_five_faults_on_the_real_engine_always_end_ready(tmp_path: Path) -> None
     assert report["end"] == {"exit_code": 0, "left": []}
 
 
+@pytest.mark.supervisor
 @pytest.mark.timeout(1200)
 def test_two_hundred_faults_on_the_fake_tree_always_end_ready(
     fakes: dict[int, tuple[subprocess.Popen[str], Path]],

@@ -27,13 +27,15 @@ class Seen:
 @dataclass
 class FakeReplica:
     """``mode`` of the engine port: ok, die (reads a request and closes), stream-die (dies in the middle of a
-    stream), error (answers 500). ``delay`` in seconds before an answer."""
+    stream), flood (streams without an end, as fast as it is read), error (answers 500). ``delay`` in seconds before an
+    answer."""
 
     mode: str = "ok"
     ready: bool = True
     delay: float = 0.0
     key: str | None = None
     seen: list[Seen] = field(default_factory=list)
+    flooded: int = 0  # bytes that were taken of it
 
     async def open(self) -> None:
         self.port, self.control = free_ports(2)
@@ -102,6 +104,11 @@ class FakeReplica:
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        line = b"data: " + b"x" * (1 << 16) + b"\n\n"
+        while self.mode == "flood":
+            writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+            await writer.drain()
+            self.flooded += len(line)
         for number in range(3):
             line = f"data: {number}\n\n".encode()
             writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")

@@ -98,7 +98,7 @@ async def test_an_engine_that_takes_no_connection_is_passed_over(stage: Stage) -
 
 async def test_what_an_engine_has_read_is_never_sent_again(stage: Stage) -> None:
     stage.engines[0].mode = "die"
-    assert await stage.ask() in (b"", b"reset")
+    assert (await stage.ask()).startswith(b"HTTP/1.1 502"), "a connection that just ends makes the router try again"
     assert len(stage.engines[0].seen) == 1 and not stage.engines[1].seen
     assert list(stage.fleet.open.values()) == [0, 0]
     assert [what for what, _ in stage.fleet.log] == ["opened", "unanswered"]

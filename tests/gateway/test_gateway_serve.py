@@ -16,8 +16,7 @@ import psutil
 import pytest
 from fake_replica import FakeReplica, free_ports
 
-pytest.importorskip("sglang_router", reason="locks/gateway.txt is not installed")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.supervisor, pytest.mark.needs("smg"), pytest.mark.timeout(120)]
 
 
 class Gateway:
@@ -278,6 +277,70 @@ async def test_replicas_with_a_key_are_routed_to_without_it_and_named_with_it(tm
     finally:
         await gateway.close()
         fake.close()
+
+
+async def open_request(gateway: Gateway, head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has sent ``head`` and nothing of a body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1 << 12)
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}\r\n".encode())
+    return reader, writer
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 60000000", "Transfer-Encoding: chunked"])
+async def test_without_a_key_no_body_is_waited_for(tmp_path: Path, framing: str) -> None:
+    fake = FakeReplica(key="k3y")
+    await fake.open()
+    gateway = await Gateway(tmp_path, [fake], API_KEY="k3y").start()
+    try:
+        await gateway.until_replicas(1)
+        for key in ("", "Authorization: Bearer other\r\n"):
+            reader, writer = await open_request(gateway, f"{key}{framing}\r\n")
+            assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 401")
+            writer.close()
+        assert not fake.answered()
+    finally:
+        await gateway.close()
+        fake.close()
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_sent(gateway: Gateway) -> None:
+    await gateway.until_replicas(2)
+    reader, writer = await open_request(gateway, f"Content-Length: {65 << 20}\r\n")
+    assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_stops_the_replica_and_fills_no_memory(
+    gateway: Gateway, fakes: list[FakeReplica]
+) -> None:
+    await gateway.until_replicas(2)
+    for fake in fakes:
+        fake.mode = "flood"
+    processes = [psutil.Process(gateway.process.pid), gateway.router()]
+    before = sum(process.memory_info().rss for process in processes)
+    body = b'{"model": "fake", "prompt": "x", "stream": true}'
+    _, writer = await open_request(gateway, f"Content-Length: {len(body)}\r\n")
+    writer.write(body)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    taken = -1
+    while taken != (taken := sum(fake.flooded for fake in fakes)) or not taken:
+        await asyncio.sleep(1.0)
+    assert taken < 64 << 20
+    assert sum(process.memory_info().rss for process in processes) - before < 64 << 20
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages"])
+async def test_no_field_of_a_request_is_dropped(gateway: Gateway, fakes: list[FakeReplica], path: str) -> None:
+    await gateway.until_replicas(2)
+    known = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "text": "x"}
+    body = known | {"max_tokens": 2000, "priority": 5, "user": "u", "rid": "r1", "unknown": {"a": [1]}}
+    # Of the chat form, sglang itself takes the type alone.
+    body["thinking"] = {"type": "enabled"} | ({"budget_tokens": 1024} if path == "/v1/messages" else {})
+    answer = await gateway.http.post(gateway.url + path, json=body)
+    assert answer.status_code < 500, answer.text
+    (seen,) = [s for fake in fakes for s in fake.seen if s.path == path]
+    assert seen.body | body == seen.body
 
 
 @pytest.mark.parametrize(

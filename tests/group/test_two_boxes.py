@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import shutil
 import signal
 import sys
 import time
@@ -23,13 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from boxes import Boxes, inside
 from supervisor import Supervisor
 
-pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("CI") and (os.geteuid() != 0 or shutil.which("ip") is None),
-        reason="network namespaces need root and iproute2",
-    ),
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.supervisor, pytest.mark.needs("root", "ip"), pytest.mark.timeout(240)]
 CONFIG = {
     "architectures": ["BertModel"],
     "model_type": "bert",

@@ -108,3 +108,22 @@ def test_before_clients_are_served_the_log_is_believed() -> None:
     observed = Observed(exit_code=1, stage="weight_load")
     verdict = classify((PLACED[1],), observed)
     assert confirm(verdict, observed) == verdict and verdict.cause == "disk_full"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("text", PLACED)
+def test_what_the_engine_outlived_is_not_why_it_ended(text: str, end: str) -> None:
+    """The line names no cause at all: neither in the verdict nor beside it."""
+    lines = (*SERVING, f"[2026-11-30 10:00:00 TP0] Scheduler hit an exception: {text}", "[2026-11-30 10:00:01] fine")
+    observed = replace(ENDS[end], survived=(3, 4))
+    verdict = confirm(classify(lines, observed), observed)
+    bare = confirm(classify(SERVING, ENDS[end]), ENDS[end])
+    assert (verdict.cause, verdict.evidence) == (bare.cause, bare.evidence)
+
+
+def test_what_came_after_the_last_proof_of_health_still_counts() -> None:
+    out_of_memory = f"[2026-11-30 10:00:00 TP0] Scheduler hit an exception: {PLACED[3]}"
+    lines = (*SERVING, f"[2026-11-30 10:00:00 TP0] Scheduler hit an exception: {PLACED[1]}", out_of_memory)
+    observed = replace(ENDS["crashed"], survived=(3, 3), gpu_memory_low=True, disk_full=True)
+    verdict = confirm(classify(lines, observed), observed)
+    assert verdict.cause == "oom_runtime" and [item.line for item in verdict.evidence] == [4]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -27,10 +26,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.skipif(
-    not os.environ.get("CI") and not any(map(shutil.which, ("gcc", "cc", "g++"))),
-    reason="no C compiler (Debian: apt-get install g++)",
-)
+@pytest.mark.needs("g++")
 def test_home_has_what_flashinfer_links_with(wheels: Path, tmp_path: Path) -> None:
     made = cuda_home.ensure(tmp_path / "cache", {})
     assert made is not None and made == cuda_home.place(tmp_path / "cache")
@@ -136,6 +132,7 @@ def test_names_choose_kernels() -> None:
         precompile.select("nrom", 120)
 
 
+@pytest.mark.usefixtures("engine_packages")
 def test_a_failed_compiler_is_one_line(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = kernels.Kernel("broken", "flashinfer", "no_such_module:make", "broken", 1, 1.0, "nothing")
     said: list[str] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ def docker() -> Iterator[Docker]:
     if reason := docker_engine.obstacle(tuple(docker_engine.SYSTEM_PACKAGES.values())):
         pytest.skip(f"a container engine of its own: {reason}")
     kept = os.environ.get("DOORS_DIR")
-    work = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="relaunch-doors-", dir="/var/tmp"))
+    work = Path(kept) if kept else docker_engine.own_folder("relaunch-doors", docker_engine.stop)
     try:
         yield docker_engine.start(work)
     finally:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +90,15 @@ def obstacle(tools: Sequence[str]) -> str | None:
     except EngineError as error:
         return str(error)
     return None
+
+
+def own_folder(kind: str, remove: Callable[[Path], None], place: Path = Path("/var/tmp")) -> Path:
+    """A new folder that carries the number of this process; ``remove`` is called for those that killed runs left."""
+    for left in place.glob(f"{kind}-*-*"):
+        owner = left.name.removeprefix(f"{kind}-").partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            remove(left)
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-", dir=place))
 
 
 def start(work: Path) -> Docker:

@@ -20,6 +20,10 @@ from pathlib import Path
 from docker_engine import ROOT, python312
 
 STAND_IN = ROOT / "tests/packaging/nix/nixpkgs"
+# The real `lib` of nixpkgs, a repository of its own. Its text is no part of ours: NIXPKGS_LIB names a copy, else this
+# commit is fetched, where the machine can.
+LIB_SOURCE = "https://github.com/nix-community/nixpkgs.lib"
+LIB_COMMIT = "de42d44212d207476489bce163375d8306a26d59"
 # What the flake reads; a clone has more, which must not be copied into the store with it.
 SOURCES = ("flake.nix", "flake.lock", "nix", "entrypoint", "env", "locks", "pyproject.toml", "scripts", "tests")
 SETTINGS = """\
@@ -50,7 +54,15 @@ class Nix:
 
     @property
     def options(self) -> list[str]:
-        return ["--override-input", "nixpkgs", f"path:{self.work}/nixpkgs", "--no-write-lock-file"]
+        """With the real lib, where it was found."""
+        return self.options_of("nixpkgs-real-lib" if self.real_lib else "nixpkgs")
+
+    @property
+    def real_lib(self) -> bool:
+        return (self.work / "nixpkgs-real-lib").exists()
+
+    def options_of(self, stand_in: str) -> list[str]:
+        return ["--override-input", "nixpkgs", f"path:{self.work}/{stand_in}", "--no-write-lock-file"]
 
     def of(self, output: str = "") -> str:
         return f"path:{self.flake}" + (f"#{output}" if output else "")
@@ -85,7 +97,12 @@ def start(work: Path) -> Nix:
 def stop(work: Path) -> None:
     """Remove it all, beside the tests that follow: 14 GB of small files take minutes. Python waits for it at its end.
     Store paths are read-only, root may all the same."""
-    removing = subprocess.Popen(["rm", "-rf", str(work)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    removing = subprocess.Popen(
+        ["rm", "-rf", str(work)],
+        env={"PATH": os.defpath},  # without the mark of this run, whose processes end before Python does
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     atexit.register(removing.wait)
 
 
@@ -149,6 +166,30 @@ def _stand_in(work: Path) -> None:
     shutil.rmtree(work / "nixpkgs", ignore_errors=True)
     shutil.copytree(STAND_IN, work / "nixpkgs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(kept, work / "nixpkgs/here.json")
+    shutil.rmtree(work / "nixpkgs-real-lib", ignore_errors=True)
+    if (found := _real_lib(work)) is not None:
+        shutil.copytree(work / "nixpkgs", work / "nixpkgs-real-lib")
+        shutil.copytree(found / "lib", work / "nixpkgs-real-lib/real/lib")
+
+
+def _real_lib(work: Path) -> Path | None:
+    """A checkout of nixpkgs.lib (nixpkgs itself will do too); None where there is none and none can be fetched."""
+    if given := os.environ.get("NIXPKGS_LIB"):
+        return Path(given)
+    target = work / "nixpkgs.lib"
+    if not (target / "lib/modules.nix").exists():
+        shutil.rmtree(target, ignore_errors=True)
+        env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        for words in (
+            ["init", "-q", str(target)],
+            ["-C", str(target), "fetch", "-q", "--depth", "1", LIB_SOURCE, LIB_COMMIT],
+            ["-C", str(target), "checkout", "-q", "FETCH_HEAD"],
+        ):
+            try:
+                subprocess.run(["git", *words], env=env, check=True, timeout=60, capture_output=True)
+            except (OSError, subprocess.SubprocessError):
+                return None
+    return target
 
 
 def _here(work: Path) -> dict[str, object]:

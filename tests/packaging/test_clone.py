@@ -93,3 +93,27 @@ def test_a_clone_that_cannot_be_written_is_named(clone: Path) -> None:
     (clone / "relaunch").write_text(script)
     done = relaunch(clone / "relaunch", "plan", cwd=clone)
     assert done.returncode == 73 and "cannot be written by" in done.stderr
+
+
+def test_a_pack_is_installed_from_its_own_wheels_and_from_no_index(clone: Path, tmp_path: Path) -> None:
+    (clone / ".venv/bin/python").write_text('#!/bin/sh\nenv | grep -E "^(PIP|UV)_" | sort\n')
+    (tmp_path / "pack/wheels").mkdir(parents=True)
+    for words in (["pack"], ["--check", "pack"]):
+        done = relaunch(clone / "relaunch", "unpack", *words, cwd=tmp_path)
+        wheels = tmp_path / "pack/wheels"
+        assert done.stdout.splitlines() == [
+            f"PIP_FIND_LINKS={wheels}",
+            "PIP_NO_INDEX=1",
+            f"UV_FIND_LINKS={wheels}",
+            "UV_NO_INDEX=1",
+            "UV_OFFLINE=1",
+        ]
+
+
+def test_the_first_lane_of_the_tests_needs_no_engine(clone: Path) -> None:
+    shutil.copy(ROOT / "locks/dev.txt", clone / ".venv/dev.txt")
+    done = relaunch(clone / "relaunch", "test", "tests/plan", "-x", cwd=clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "ran: -P -m pytest --lane fast -n auto --dist worksteal tests/plan -x\n"
+    assert relaunch(clone / "relaunch", "test", "--lane", "slow", cwd=clone).returncode == 64
+    assert relaunch(clone / "relaunch", "test", "--lane", cwd=clone).returncode == 64

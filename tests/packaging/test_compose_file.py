@@ -63,6 +63,12 @@ def test_every_setting_of_the_shell_reaches_the_container_under_its_own_name(con
     assert {schema.PREFIX + name for name in GATEWAY} <= set(config["gateway"]["environment"])
 
 
+def test_the_list_has_every_setting() -> None:
+    lines = (ROOT / "deploy/container/settings.env").read_text().splitlines()
+    wanted = {name for name in SETTINGS if name.removeprefix(schema.PREFIX) not in FIXED | SECRET | GATEWAY}
+    assert {line for line in lines if line.startswith(schema.PREFIX)} == wanted
+
+
 def test_the_list_names_no_secret_and_nothing_unknown() -> None:
     lines = (ROOT / "deploy/container/settings.env").read_text().splitlines()
     names = [line for line in lines if line and not line.startswith("#")]

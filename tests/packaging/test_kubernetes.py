@@ -155,9 +155,10 @@ def test_the_gateway_sees_every_replica_ready_or_not() -> None:
     services = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "Service")}
     assert services["relaunch"]["selector"]["app.kubernetes.io/component"] == "gateway"
     (gateway,) = [t for _, t in templates(objects) if t not in servers("replicas")]
-    name = manifests.pod_environment(gateway, objects)["RELAUNCH_REPLICAS"]
+    listed = manifests.pod_environment(gateway, objects)["RELAUNCH_REPLICAS"]
+    name = listed.partition(":")[0]
     assert services[name]["clusterIP"] == "None" and services[name]["publishNotReadyAddresses"] is True
-    assert [(found.host, found.port, found.control) for found in replicas.parse(name)] == [(name, 30000, 30001)]
+    assert [(found.host, found.port, found.control) for found in replicas.parse(listed)] == [(name, 30000, 30001)]
     (copies,) = of_kind(objects, "StatefulSet")
     assert copies["spec"]["replicas"] == 2 and copies["spec"]["serviceName"] == name
     budgets = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
@@ -378,12 +379,24 @@ def test_probes_follow_the_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_only_the_two_ports_are_open_to_others(name: str) -> None:
+def test_others_reach_the_endpoint_and_pods_reach_names_and_https(name: str) -> None:
     (policy,) = of_kind(overlay(name), "NetworkPolicy")
-    open_to_all, among_ours = policy["spec"]["ingress"]
-    assert [port["port"] for port in open_to_all["ports"]] == ["api", "control"] and "from" not in open_to_all
-    assert "ports" not in among_ours
-    assert among_ours["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+    open_to_all, to_the_namespace, among_ours = policy["spec"]["ingress"]
+    assert open_to_all == {"ports": [{"port": "api"}]}
+    assert to_the_namespace == {"ports": [{"port": "control"}], "from": [{"podSelector": {}}]}
+    ours = [{"podSelector": policy["spec"]["podSelector"]}]
+    assert among_ours == {"from": ours}
+    out, to_ours = policy["spec"]["egress"]
+    assert {port["port"] for port in out["ports"]} == {53, 443} and "to" not in out
+    assert to_ours == {"to": ours} and policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_have_an_identity_of_their_own_without_a_token(name: str) -> None:
+    (account,) = of_kind(overlay(name), "ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    assert {pod["spec"]["serviceAccountName"] for pod in pods(name)} == {account["metadata"]["name"]}
+    assert not of_kind(overlay(name), "RoleBinding")
 
 
 # -- an operator's own overlay ------------------------------------------------------------------------------
@@ -416,5 +429,27 @@ def test_the_overlay_of_the_documentation_reaches_every_pod(name: str, tmp_path:
         if container["args"] == ["serve"]:
             assert manifests.pod_environment(pod, objects, LABELS)["RELAUNCH_MEMORY_MARGIN"] == "2GiB"
     assert claims(objects)["weights"]["storageClassName"] == "local-nvme"
+    for found in objects:
+        manifests.validate(found, "1.37")
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_other_ports_are_the_same_number_everywhere(name: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    (text,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", page, re.DOTALL)
+    text = text.partition("patches:")[0].replace("overlays/one-box", f"overlays/{name}")
+    assert "transformers: [../deploy/kubernetes/ports]" in text
+    text = text.replace("literals: [", "literals: [RELAUNCH_PORT=8000, RELAUNCH_CONTROL_PORT=8001, ")
+    objects = own_overlay(tmp_path, text)
+    numbers = {"api": 8000, "control": 8001}
+    for _, pod in templates(objects):
+        (container,) = pod["spec"]["containers"]
+        assert {port["name"]: port["containerPort"] for port in container["ports"]} == numbers
+        environ = manifests.pod_environment(pod, objects, LABELS)
+        assert (environ["RELAUNCH_PORT"], environ["RELAUNCH_CONTROL_PORT"]) == ("8000", "8001")
+        if "RELAUNCH_REPLICAS" in environ:
+            assert environ["RELAUNCH_REPLICAS"] == "relaunch-pods:8000:8001"
+    for service in of_kind(objects, "Service"):
+        assert all(port["port"] == numbers[port["name"]] for port in service["spec"]["ports"])
     for found in objects:
         manifests.validate(found, "1.37")

@@ -64,7 +64,7 @@ class Host:
         self.root = tmp_path
         show = tmp_path / "python"
         code = "import os, json; print(json.dumps(dict(os.environ)))"
-        show.write_text(f'#!/bin/sh\nexec {sys.executable} -IS -c "{code}"\n')
+        show.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS -c "{code}"\n')
         show.chmod(0o755)
         text = (ROOT / "nix/launch.sh").read_text()
         assert FOLDERS in text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from entrypoint.pack import wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 # What markers of the locks may ask, as the flake's interpreter would answer.
@@ -30,15 +30,7 @@ TARGET = {
 }
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("wheels_script", ROOT / "scripts/wheels.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-WHEELS = script()
+PYTHON = (3, 12)
 ROWS = json.loads((ROOT / "locks/wheels.json").read_text())
 
 
@@ -72,7 +64,7 @@ def test_nothing_else_is_in_it() -> None:
 
 def test_the_gateway_goes_beside_the_engine_and_changes_none_of_its_packages() -> None:
     engine, gateway, runtime = (locked(name) for name in ("engine", "gateway", "runtime"))
-    assert set(gateway) - set(engine) == {"sglang-router"}
+    assert set(gateway) - set(engine) == {"smg"}
     assert set(runtime) < set(gateway)
     assert all(engine[name] == row for name, row in gateway.items() if name in engine)
 
@@ -81,7 +73,7 @@ def test_file_names_are_wheels_of_that_package_for_this_interpreter() -> None:
     for row in ROWS:
         name, version, _, _ = parse_wheel_filename(row["file"])
         assert (name, str(version)) == (row["name"], row["version"])
-        assert WHEELS.rank(row["file"]) is not None, f"{row['file']} does not run on CPython 3.12"
+        assert wheels.rank(row["file"], PYTHON) is not None, f"{row['file']} does not run on CPython 3.12"
 
 
 def test_no_address_is_in_it() -> None:
@@ -108,10 +100,10 @@ def test_no_address_is_in_it() -> None:
     ],
 )
 def test_the_best_wheel_is_chosen(files: list[str], best: str) -> None:
-    assert WHEELS.choose(files) == best
-    assert WHEELS.choose(files[::-1]) == best
+    assert wheels.choose(files, PYTHON) == best
+    assert wheels.choose(files[::-1], PYTHON) == best
 
 
 def test_a_package_without_a_fitting_wheel_is_an_error() -> None:
     with pytest.raises(ValueError, match="no wheel"):
-        WHEELS.choose(["a-1-cp312-cp312-win_amd64.whl", "a-1-cp312-cp312-manylinux_2_17_aarch64.whl"])
+        wheels.choose(["a-1-cp312-cp312-win_amd64.whl", "a-1-cp312-cp312-manylinux_2_17_aarch64.whl"], PYTHON)

@@ -1,8 +1,9 @@
 """Run sglang's own parser and resolution for flags, on a machine without a GPU, as if it had SM120 cards.
 
-usage: resolve.py < JSON     {"parse": {name: [flag, ..]}, "model": directory, "flags": [flag, ..]}
+usage: resolve.py < JSON     {"parse": {name: [flag, ..]}, "model": directory, "flags": [flag, ..],
+                             "also": {name: [directory, [flag, ..]]}}
 
-Prints {"parsed": [name, ..], "resolved": {..}} as its last line.
+Prints {"parsed": [name, ..], "resolved": {..}, "also": {name: {..}}} as its last line.
 
 Modules that only load beside a GPU are replaced by empty ones, so this proves which values and kernels are
 selected, and that none contradict each other; not that a kernel exists.
@@ -33,6 +34,17 @@ SHOWN = (
     "watchdog_timeout",
     "disable_custom_all_reduce",
     "context_length",
+    "prefill_decode_interval",
+    "prefill_decode_interval_min_bs",
+    "speculative_algorithm",
+    "speculative_num_draft_tokens",
+    "mamba_radix_cache_strategy",
+    "enable_hierarchical_cache",
+    "hicache_size",
+    "hicache_write_policy",
+    "sleep_on_idle",
+    "enable_cache_report",
+    "default_chat_template_kwargs",
 )
 
 
@@ -75,4 +87,5 @@ if __name__ == "__main__":
     ServerArgs.add_cli_args(parser)
     for argv in asked["parse"].values():
         parser.parse_args(["--model-path", "x", *argv])
-    print(json.dumps({"parsed": sorted(asked["parse"]), "resolved": values}, default=str))
+    also = {name: resolve(model, flags) for name, (model, flags) in asked.get("also", {}).items()}
+    print(json.dumps({"parsed": sorted(asked["parse"]), "resolved": values, "also": also}, default=str))

@@ -40,7 +40,7 @@ def test_a_fraction_above_the_plans_own_is_the_operators_choice_until_the_accoun
     assert own is not None
     bold = make("llama-8b", h200(1), MEM_FRACTION_STATIC=round(own + 0.02, 3))
     assert bold.feasible and any("of margin" in warning for warning in bold.warnings)
-    assert bold.chunked_prefill_size == 4096  # the fraction decides the pool, not the prefill step
+    assert bold.chunked_prefill_size == 8192  # the fraction decides the pool, not the prefill step
     assert not make("llama-8b", h200(1), MEM_FRACTION_STATIC=0.999).feasible
 
 

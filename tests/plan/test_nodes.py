@@ -67,14 +67,14 @@ def test_what_crosses_the_network() -> None:
     assert TWO.network is not None and TWO.network["tensor"] is None
     pipe = TWO.network["pipeline"]
     assert (pipe["boundaries"], pipe["bytes_per_token"]) == (1, 2 * 6144 * 2)  # hidden states and residual
-    assert pipe["bytes_per_prefill_step"] == 4096 * pipe["bytes_per_token"] == 96 << 20
+    assert pipe["bytes_per_prefill_step"] == 8192 * pipe["bytes_per_token"] == 192 << 20
     assert pipe["bytes_per_decode_step"] == 64 * pipe["bytes_per_token"]
     wide = make("glm-5-nvfp4", rtx(), NNODES=2, TP=16)
     assert wide.feasible and wide.network is not None and wide.network["pipeline"] is None
     assert wide.network["tensor"]["all_reduces"] == 2 * 78
-    assert wide.network["tensor"]["bytes_per_prefill_step"] == 2 * 78 * 4096 * 6144 * 2
+    assert wide.network["tensor"]["bytes_per_prefill_step"] == 2 * 78 * 8192 * 6144 * 2
     caution = next(warning for warning in wide.warnings if "TP=16 lies over 2 boxes" in warning)
-    assert all(text in caution for text in ("156 all-reduces", "7.31 GiB", "TP=8 with PP=2", "96 MiB"))
+    assert all(text in caution for text in ("156 all-reduces", "14.62 GiB", "TP=8 with PP=2", "192 MiB"))
     assert wide.max_total_tokens and TWO.max_total_tokens and TWO.max_total_tokens > 1.8 * wide.max_total_tokens
 
 

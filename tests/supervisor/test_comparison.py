@@ -41,7 +41,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 def version(folder: Path, body: str) -> Path:
     """Another version whose `relaunch` is this script."""
     folder.mkdir()
-    (folder / "relaunch").write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
+    (folder / "program.py").write_text(f"import json, os, sys\n{body}\n")
+    (folder / "relaunch").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/program.py" "$@"\n')
     (folder / "relaunch").chmod(0o755)
     return folder
 

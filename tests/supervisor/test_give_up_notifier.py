@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ async def test_the_command_gets_the_document_on_stdin_and_no_setting_of_ours(tmp
     ours = "str([k for k in os.environ if 'RELAUNCH' in k])"
     code = f"import sys, os; open({str(out)!r}, 'w').write(sys.stdin.read() + {ours})"
     logged: list[str] = []
-    chosen = loaded(RELAUNCH_GIVE_UP_COMMAND=f'{sys.executable} -c "{code}"')
+    chosen = loaded(RELAUNCH_GIVE_UP_COMMAND=f'{shlex.quote(sys.executable)} -c "{code}"')
     await give_up_notifier.announce(
         chosen, {"PATH": "/usr/bin:/bin", "RELAUNCH_API_KEY": "s3cret"}, told(), logged.append
     )
@@ -65,7 +66,7 @@ async def test_the_command_gets_the_document_on_stdin_and_no_setting_of_ours(tmp
 
 async def test_a_command_that_fails_or_is_not_there_is_said() -> None:
     logged: list[str] = []
-    for command in ("/nowhere/at-all", f'{sys.executable} -c "raise SystemExit(3)"', 'broken "quote'):
+    for command in ("/nowhere/at-all", f'{shlex.quote(sys.executable)} -c "raise SystemExit(3)"', 'broken "quote'):
         await give_up_notifier.announce(loaded(RELAUNCH_GIVE_UP_COMMAND=command), {}, told(), logged.append)
     assert "cannot be run" in logged[0]
     assert logged[1].endswith("exited with 3")

@@ -30,6 +30,7 @@ CONFIG = {
     "type_vocab_size": 2,
 }
 SECRET = "sentinel-admin-key"
+pytestmark = pytest.mark.supervisor
 
 Make = Callable[..., Supervisor]
 
@@ -205,7 +206,7 @@ def test_giving_up_by_budget_is_said_in_the_history(make: Make) -> None:
     assert supervisor.wait(20) == 70
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.needs("root")
 def test_a_state_disk_that_fills_up_while_serving_does_not_keep_the_server_down(make: Make, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -30,6 +30,7 @@ CONFIG = {
     "vocab_size": 100,
     "type_vocab_size": 2,
 }
+pytestmark = pytest.mark.supervisor
 # Another commit to go back to, such as that of a release.
 PREVIOUS = "RELAUNCH_TEST_PREVIOUS"
 _ASKED_FOR = os.environ.get(PREVIOUS)

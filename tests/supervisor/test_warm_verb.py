@@ -12,6 +12,8 @@ from entrypoint.errors import Stop
 from entrypoint.kernels import kernels
 from entrypoint.supervisor import warm
 
+pytestmark = pytest.mark.usefixtures("engine_packages")
+
 
 def names(document: dict[str, Any]) -> list[str]:
     return [row["name"] for row in document["kernels"]]
@@ -33,6 +35,7 @@ def test_check_finds_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [row["warm"] for row in document["kernels"]] == [True, False]
 
 
+@pytest.mark.engine
 def test_the_rehearsal_needs_no_fp4_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAUNCH_PRESET", "rehearsal")
     document, _ = warm.run(os.environ, 120, [], check=True)
@@ -46,6 +49,7 @@ def test_unknown_kernel_and_architecture_are_refused() -> None:
         assert caught.value.exit_code == 78
 
 
+@pytest.mark.engine
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELAUNCH_CACHE_DIR", str(tmp_path / "file"))

@@ -11,7 +11,8 @@ from entrypoint import cli
 from entrypoint.state.lock import Lock
 
 VERBS = (
-    "serve gateway wait plan weights doctor config explain history hardware reset warm restart report test completion"
+    "serve gateway wait plan weights doctor config explain history bench check compare tune hardware reset warm "
+    "restart report pack unpack test completion"
 )
 
 

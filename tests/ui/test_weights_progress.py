@@ -6,17 +6,17 @@ import io
 
 from entrypoint.ui import weights_progress
 from entrypoint.units import GIB
-from entrypoint.weights.progress import Progress
+from entrypoint.weights.progress import TransferProgress
 
-HALF = Progress("download", 200 * GIB, 400 * GIB, 40, 83, 1.25 * GIB)
+HALF = TransferProgress("download", 200 * GIB, 400 * GIB, 40, 83, 1.25 * GIB)
 
 
 def test_a_line_has_bytes_files_rate_and_time_left() -> None:
     assert weights_progress.line(HALF) == (
         "downloading 200.00 GiB of 400.00 GiB (50%), 40 of 83 files, 1.25 GiB/s, 2m40s left"
     )
-    assert weights_progress.line(Progress("resolve")) == "asking the hub"
-    waiting = Progress("download", 0, GIB, 0, 3, 0.0, "waiting 30s: the hub limits requests")
+    assert weights_progress.line(TransferProgress("resolve")) == "asking the hub"
+    waiting = TransferProgress("download", 0, GIB, 0, 3, 0.0, "waiting 30s: the hub limits requests")
     assert weights_progress.line(waiting).endswith("0 of 3 files, waiting 30s: the hub limits requests")
 
 
@@ -27,9 +27,9 @@ def test_a_log_gets_a_line_every_ten_seconds_and_one_for_each_phase_and_wait() -
         now[0] = float(second)
         reporter(HALF)
     assert len(lines) == 3
-    reporter(Progress("verify", 1, 2, 0, 1))
-    reporter(Progress("verify", 1, 2, 0, 1, 0.0, "waiting"))
-    reporter(Progress("verify", 1, 2, 0, 1, 0.0, "waiting"))
+    reporter(TransferProgress("verify", 1, 2, 0, 1))
+    reporter(TransferProgress("verify", 1, 2, 0, 1, 0.0, "waiting"))
+    reporter(TransferProgress("verify", 1, 2, 0, 1, 0.0, "waiting"))
     assert len(lines) == 5
 
 

@@ -99,14 +99,15 @@ class XetHandler(Handler):
 
     def xorb(self, key: str, number: int, fault: dict[str, Any]) -> None:
         data = bytearray(self.hub.xet[key][0].read_bytes())
-        if fault.get("kind") == "corrupt" and fault["at"] >= len(data):
-            fault["times"] += 1  # meant for a bigger file
-        elif fault.get("kind") == "corrupt":
-            data[fault["at"]] ^= 0xFF
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         assert wanted
         low, high = int(wanted[1]), int(wanted[2])
         out, at = bytearray(), (number * PER_XORB + low // (CHUNK + 8)) * CHUNK
+        end = min(len(data), at - (low - high - 1) // (CHUNK + 8) * CHUNK)
+        if fault.get("kind") == "corrupt" and not at <= fault["at"] < end:
+            fault["times"] += 1  # meant for a bigger file, or for another part of it
+        elif fault.get("kind") == "corrupt":
+            data[fault["at"]] ^= 0xFF
         while len(out) < high - low + 1 and at < len(data):
             part = data[at : at + CHUNK]
             length = len(part).to_bytes(3, "little")

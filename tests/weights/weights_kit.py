@@ -15,7 +15,7 @@ import pytest
 
 from entrypoint.config import settings
 from entrypoint.errors import Stop
-from entrypoint.weights import Progress, Snapshot, prepare
+from entrypoint.weights import Snapshot, TransferProgress, prepare
 
 REPO = "org/tiny"
 
@@ -62,7 +62,7 @@ class Bench:
     endpoint: str = "http://127.0.0.1:9"
     model: str = REPO
     extra: dict[str, str] = field(default_factory=dict)
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[TransferProgress] = field(default_factory=list)
 
     @property
     def cache(self) -> Path:

@@ -8,7 +8,7 @@
     in
     {
       lib = pkgs.lib // {
-        nixosSystem = import ./nixos.nix pkgs;
+        nixosSystem = import (if pkgs.realLib then ./modules.nix else ./nixos.nix) pkgs;
       };
       legacyPackages.x86_64-linux = pkgs;
     };

@@ -3,6 +3,8 @@ rec {
 
   boolToString = value: if value then "true" else "false";
   optional = condition: value: if condition then [ value ] else [ ];
+  optionals = condition: list: if condition then list else [ ];
+  hasPrefix = prefix: text: builtins.substring 0 (builtins.stringLength prefix) text == prefix;
   optionalString = condition: text: if condition then text else "";
   concatMapStringsSep = separator: f: list: concatStringsSep separator (map f list);
   hasSuffix =

@@ -1,5 +1,5 @@
-# lib.nixosSystem, as far as one service goes: options with defaults and checked types, mkIf, and the unit's text as
-# nixpkgs' nixos/lib/systemd-lib.nix writes it (Environment= as JSON strings, one line an element of a list).
+# lib.nixosSystem, as far as one service goes: options with defaults and checked types, mkIf, assertions. Where the real
+# lib of nixpkgs is at hand, `modules.nix` is used in its place.
 pkgs:
 { modules }:
 let
@@ -66,35 +66,9 @@ let
   config = merge (merge byUser defined) {
     inherit (seen) services;
     systemd.units = lib.mapAttrs' (
-      name: service: lib.nameValuePair "${name}.service" { text = text service; }
+      name: service: lib.nameValuePair "${name}.service" { text = import ./unit-text.nix lib service; }
     ) defined.systemd.services;
   };
-
-  plain = value: if builtins.isBool value then lib.boolToString value else toString value;
-  lines =
-    name: value:
-    if builtins.isList value then
-      lib.concatMapStringsSep "\n" (item: "${name}=${plain item}") value
-    else
-      "${name}=${plain value}";
-  section =
-    set:
-    builtins.concatStringsSep "\n" (
-      builtins.filter (line: line != "") (lib.mapAttrsToList lines set)
-    );
-  variables = lib.mapAttrsToList (
-    name: value: "Environment=${builtins.toJSON "${name}=${value}"}"
-  );
-  text = service: ''
-    [Unit]
-    Description=${service.description}
-    After=${toString service.after}
-    Wants=${toString service.wants}
-
-    [Service]
-    ${builtins.concatStringsSep "\n" (variables service.environment)}
-    ${section service.serviceConfig}
-  '';
 in
 {
   inherit config;

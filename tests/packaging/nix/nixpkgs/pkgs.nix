@@ -1,6 +1,8 @@
 let
   here = builtins.fromJSON (builtins.readFile ./here.json);
-  lib = import ./lib.nix;
+  # The real one where the test has found it.
+  realLib = builtins.pathExists ./real/lib;
+  lib = if realLib then import ./real/lib else import ./lib.nix;
   system = "x86_64-linux";
 
   # Sets up what stdenv sets up, as far as it is used: strictness, a PATH, and the command.
@@ -55,7 +57,12 @@ let
         chmod 755 $out/bin/${name}
       '';
   pkgs = rec {
-    inherit lib runCommand writeShellScriptBin;
+    inherit
+      lib
+      realLib
+      runCommand
+      writeShellScriptBin
+      ;
     callPackage =
       file: given:
       let
