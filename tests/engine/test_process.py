@@ -100,13 +100,12 @@ async def test_output_arrives_and_main_is_told_apart(spawn: Spawn) -> None:
 
 
 async def test_a_killed_part_is_noticed_at_once_not_when_main_dies_of_it(spawn: Spawn) -> None:
-    watched = await spawn(dying_seconds=30)
+    watched = await spawn(dying_seconds=3600)
     await watched.until(ready(watched))
     await asyncio.sleep(0.6)
-    began = time.monotonic()
     watched.role("scheduler").send_signal(signal.SIGKILL)
     await watched.until(lambda: any(end.role == "scheduler" for end in watched.ends))
-    assert time.monotonic() - began < 3
+    assert not any(end.role == "main" for end in watched.ends)
     assert await watched.engine.kill() == []
 
 

@@ -151,17 +151,16 @@ async def test_a_node_that_is_stopped_says_so_before_it_goes(monkeypatch: pytest
         await pair.worker.on_exit()
 
 
-async def test_a_stop_does_not_wait_for_a_head_that_is_away() -> None:
+async def test_a_stop_does_not_wait_for_a_head_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "STOP_TIMEOUT", 3600.0)
     none = cast(Any, None)
     loaded = cast(Any, SimpleNamespace(settings=settings(group_head="127.0.0.1:1")))
     worker = worker_module.GroupWorker(NodeContext(loaded, none, none, print, print, print))
     link = asyncio.create_task(worker.link())
     await worker._next_reply()
     worker.on_stop_requested()
-    began = time.monotonic()
     await worker.before_kill()
     await worker.on_exit()
-    assert time.monotonic() - began < worker_module.STOP_TIMEOUT / 2
     link.cancel()
 
 

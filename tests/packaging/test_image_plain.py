@@ -27,7 +27,7 @@ import http.server, socket, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.rfile.read(int(self.headers.get("content-length", 0)))
-        body = b'{"object": "list", "data": [{"id": "%s"}]}' % socket.gethostname().encode()
+        body = b'{"object": "list", "data": [{"id": "m"}], "model": "%s"}' % socket.gethostname().encode()
         self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
         self.wfile.write(body)
     do_POST = do_GET

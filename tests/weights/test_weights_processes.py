@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -186,9 +185,8 @@ async def test_a_read_only_cache_serves_when_complete_and_says_so_when_not(
     assert len(hub.log) == before
 
 
+@pytest.mark.needs("root")
 def test_the_cache_of_another_user(hub: FakeHub, source: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
     place = Path(tempfile.mkdtemp(prefix="relaunch-other-uid-"))
     try:
         place.chmod(0o777)

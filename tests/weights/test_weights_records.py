@@ -138,14 +138,12 @@ def test_a_state_directory_that_cannot_be_written_is_said(tmp_path: Path) -> Non
     assert verdict.ok and any("not remembered" in note for note in verdict.notes)
 
 
-def test_cancelling_a_hash_is_quick(tmp_path: Path) -> None:
+def test_a_hash_is_cancelled_in_the_middle_of_a_file(tmp_path: Path) -> None:
     from entrypoint.weights import hashing
 
     (tmp_path / "big").touch()
-    os.truncate(tmp_path / "big", 20 << 30)
+    os.truncate(tmp_path / "big", 1 << 40)  # longer than any test may take
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
-    begin = time.monotonic()
     with pytest.raises(hashing.Cancelled):
-        hashing.hash_files(tmp_path, [("big", "sha256", 20 << 30)], stop, threads=2)
-    assert time.monotonic() - begin < 1.5
+        hashing.hash_files(tmp_path, [("big", "sha256", 1 << 40)], stop, threads=2)
