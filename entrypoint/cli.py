@@ -114,6 +114,12 @@ def _parser() -> _Parser:
     gateway.add_argument("--check", action="store_true", help="read the settings and refuse bad ones; start nothing")
     waiting = verb("wait", _wait, "until the model is served, saying where the start stands", with_json=False)
     waiting.add_argument("--installing", type=Path, help=argparse.SUPPRESS)
+    top = verb("top", _top, "one screen of what the running engine and its GPUs do now", with_json=False)
+    top.add_argument("--once", action="store_true", help="print it once and leave")
+    connect = verb("connect", _connect, "how clients reach the served model: curl, SDKs, coding agents")
+    connect.add_argument(
+        "client", nargs="?", metavar="CLIENT", help="such as curl, openai, claude-code; default: all names"
+    )
     plan = verb(
         "plan", _plan, "what would be started and why: memory per GPU, settings, engine command; starts nothing"
     )
@@ -242,6 +248,18 @@ def _wait(arguments: argparse.Namespace) -> int:
     from .ui import wait
 
     return wait.run(os.environ, arguments.installing)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from .ui import top
+
+    return top.run(os.environ, once=arguments.once)
+
+
+def _connect(arguments: argparse.Namespace) -> int:
+    from .ui import connect
+
+    return connect.run(os.environ, arguments.client, as_json=arguments.json)
 
 
 def _test(_: argparse.Namespace) -> int:

@@ -210,12 +210,23 @@ class Settings(BaseModel):
     control_token: str | None = _setting(
         None, "operations", "Bearer token for everything on the control port but the probes.", secret=True
     )
+    try_it: Switch = _setting(
+        True,
+        "operations",
+        "Let the status page ask the model. Where clients need a key, CONTROL_TOKEN must be set for it.",
+    )
     state_dir: Path = _setting("", "operations", "Verified weights, known-good settings, post-mortems.")
     cache_dir: Path = _setting("", "operations", "Compiled kernels and generated models.")
     log_format: Literal["text", "json"] = _setting("text", "operations", "Format of relaunch's own log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "operations", "Least severe of relaunch's own log lines."
     )
+
+    @property
+    def control_address(self) -> str:
+        """Where a process of this host reaches the control port, such as ``http://127.0.0.1:30001``."""
+        host = "127.0.0.1" if self.control_host in ("0.0.0.0", "::") else self.control_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.control_port}"
 
     @property
     def drain_grace(self) -> float:

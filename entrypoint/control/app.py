@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,12 +16,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..host.gpu_poller import GpuPoller
+from . import connect
+from .connect import Connection
+from .guards import Endpoint, guard, guard_write
 from .server import KnownHosts
 from .snapshot import snapshot
 from .status import Status
 from .stream import Stream
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 # A second scrape within this time gets the text of the first.
 METRICS_TTL = 0.5
@@ -34,16 +36,38 @@ _PAGE_HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class Offers:
+    """What the port offers beyond looking; None: not offered.
+
+    ``log``: the end of the log, scrubbed; ``connection``: how clients reach the model, as seen from the name in the
+    address bar; ``restart``: asks for a restart of the engine and returns why there is none, None where it begins;
+    ``report``: the bytes of a support archive; ``try_it``: answers `POST /try`.
+    """
+
+    log: Callable[[], Sequence[str]] | None = None
+    connection: Callable[[str], Connection] | None = None
+    restart: Callable[[], str | None] | None = None
+    report: Callable[[], Awaitable[bytes]] | None = None
+    try_it: Endpoint | None = None
+
+    def names(self) -> list[str]:
+        """Return what is offered, for the page."""
+        return [name for name, value in vars(self).items() if value is not None]
+
+
 def build(
     status: Status,
     history: Callable[[], dict[str, Any]],
     token: str | None,
     gpus: GpuPoller | None = None,
     group: Endpoint | None = None,
+    offers: Offers | None = None,
 ) -> Starlette:
     """``history`` returns the document of `/history`; it may read files. ``token``: asked for everything but the
     probes and the page's own empty frame. ``group``: what the workers of a group of hosts talk to."""
-    port = _Port(status, history, gpus or GpuPoller())
+    offers = offers or Offers()
+    port = _Port(status, history, gpus or GpuPoller(), offers)
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         return endpoint if token is None else guard(endpoint, token)
@@ -55,9 +79,17 @@ def build(
         "/metrics": port.metrics,
         "/status": port.status,
         "/events": port.events,
+        "/log": port.log if offers.log else None,
+        "/connect": port.connect if offers.connection else None,
+    }
+    writes = {
+        "/restart": port.restart if offers.restart else None,
+        "/report": port.report if offers.report else None,
+        "/try": offers.try_it,
     }
     routes = [Route(path, endpoint) for path, endpoint in open_routes.items()]
-    routes += [Route(path, guarded(endpoint)) for path, endpoint in closed_routes.items()]
+    routes += [Route(path, guarded(endpoint)) for path, endpoint in closed_routes.items() if endpoint]
+    routes += [Route(path, guard_write(end, token), methods=["POST"]) for path, end in writes.items() if end]
     if group is not None and token is not None:
         routes.append(Route("/group", guard(group, token), methods=["POST"]))
     app = Starlette(routes=routes)
@@ -70,8 +102,8 @@ def build(
 class _Port:
     """The endpoints. Each answers from memory; what reads files or NVML does so in a thread."""
 
-    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: GpuPoller) -> None:
-        self._status, self._history, self._gpus = status, history, gpus
+    def __init__(self, status: Status, history: Callable[[], dict[str, Any]], gpus: GpuPoller, offers: Offers) -> None:
+        self._status, self._history, self._gpus, self._offers = status, history, gpus, offers
         self.stream = Stream(self._snapshot)
         self._metrics: tuple[float, bytes] = (float("-inf"), b"")
         self._page: str | None = None
@@ -117,20 +149,29 @@ class _Port:
             self._page = await asyncio.to_thread(_PAGE.read_text, "utf-8")
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
+    async def log(self, _: Request) -> Response:
+        assert self._offers.log is not None  # no route otherwise; so below
+        return JSONResponse({"lines": list(self._offers.log())}, headers={"Cache-Control": "no-store"})
+
+    async def connect(self, request: Request) -> Response:
+        assert self._offers.connection is not None
+        return JSONResponse(connect.document(self._offers.connection(request.url.hostname or "127.0.0.1")))
+
+    async def restart(self, _: Request) -> Response:
+        assert self._offers.restart is not None
+        refused = self._offers.restart()
+        return JSONResponse({"error": refused}, 409) if refused else JSONResponse({"restarting": True}, 202)
+
+    async def report(self, _: Request) -> Response:
+        assert self._offers.report is not None
+        try:
+            archive = await self._offers.report()
+        except (OSError, SubprocessError) as error:
+            return JSONResponse({"error": f"the report cannot be made: {error}"}, 500)
+        name = time.strftime("relaunch-report-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime())
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+        return Response(archive, media_type="application/gzip", headers=headers)
+
     async def _snapshot(self) -> dict[str, Any]:
         history = await asyncio.to_thread(self._history)
-        return snapshot(self._status, history, self._gpus.latest())
-
-
-def guard(endpoint: Endpoint, token: str) -> Endpoint:
-    """Bearer token before an endpoint. 401 does not say what was wrong."""
-    expected = token.encode()
-
-    async def check(request: Request) -> Response:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # Header values come as latin-1, whatever was sent: these are the bytes that it was.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), expected):
-            return JSONResponse({"error": "unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
-        return await endpoint(request)
-
-    return check
+        return {**snapshot(self._status, history, self._gpus.latest()), "offers": self._offers.names()}

@@ -146,10 +146,9 @@ def _ask(loaded: Loaded, name: str) -> str | None:
     import httpx
 
     settings = loaded.settings
-    host = "127.0.0.1" if settings.control_host in ("0.0.0.0", "::") else settings.control_host
     headers = {"Authorization": f"Bearer {settings.control_token}"} if settings.control_token else {}
     try:
-        answer = httpx.get(f"http://{host}:{settings.control_port}/{name}", headers=headers, timeout=3, trust_env=False)
+        answer = httpx.get(f"{settings.control_address}/{name}", headers=headers, timeout=3, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     return answer.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from .scrape import Scrape, parse
@@ -73,6 +73,19 @@ class EngineClient:
         """Send one request that computes (`/encode` or `/generate`) and return the answer. Raises ValueError for an
         answer that is no JSON object."""
         return await self._json("POST", "/encode" if embedding else "/generate", timeout, body)
+
+    async def post(self, path: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request as a client would and return the answer. Raises ValueError for one that is no JSON object."""
+        return await self._json("POST", path, timeout, body)
+
+    async def lines(self, path: str, body: dict[str, Any], timeout: float) -> AsyncIterator[str]:
+        """Send a request and return the lines of its answer as they come."""
+        async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
+            if response.is_error:
+                await response.aread()
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                yield line
 
     async def _json(
         self,

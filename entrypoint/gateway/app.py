@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..control.app import guard
+from ..control.guards import guard
 from ..control.server import KnownHosts
 
 

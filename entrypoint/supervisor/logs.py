@@ -17,6 +17,9 @@ from ..units import utc
 
 LEVELS = ("debug", "info", "warning", "error")
 MAX_PENDING = 20_000
+# Lines that are kept for the status page, and characters of each.
+TAIL_LINES = 300
+TAIL_CHARS = 2000
 
 
 class Log:
@@ -40,6 +43,8 @@ class Log:
         # Files and log drivers get no colour codes, whatever the engine's libraries think.
         self._plain = self._json or not self._stream.isatty()
         self._pending: deque[str] = deque()
+        # The last lines as text, own and the engine's.
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._dropped = 0
         self._wake = threading.Condition()
         self._closed = False
@@ -68,16 +73,18 @@ class Log:
             return
         now = utc(time.time())
         text = self._scrub(text)
+        line = f"{now} relaunch {level.upper()}: {text}"
+        self.tail.append(line[:TAIL_CHARS])
         if self._json:
             line = json.dumps({"time": now, "level": level, "source": "relaunch", "message": text})
-        else:
-            line = f"{now} relaunch {level.upper()}: {text}"
         self._put(line)
 
     def engine(self, text: str) -> None:
         """A line of the engine, unchanged but for colours off a terminal, or wrapped when lines are JSON."""
+        plain = strip_ansi(text)
+        self.tail.append(plain[:TAIL_CHARS])
         if self._plain:
-            text = strip_ansi(text)
+            text = plain
         if self._json:
             text = json.dumps({"time": utc(time.time()), "level": "info", "source": "engine", "message": text})
         self._put(text)

@@ -28,6 +28,7 @@ from ..plan import Change
 from ..scrub import from_environment
 from ..state.lock import Lock
 from ..units import format_duration
+from . import offers
 from .driver import Driver
 from .launch import Launch
 from .logs import Log
@@ -55,7 +56,7 @@ class Supervisor:
         trial: tuple[Change, ...] | None = None,
     ) -> None:
         settings = loaded.settings
-        self._settings, self._log = settings, log
+        self._settings, self._environ, self._log = settings, environ, log
         self.status = Status()
         self._notify = Notify(environ, settings.drain_timeout)
         self._reporter = StatusReporter(self.status, log, self._notify, environ)
@@ -93,7 +94,16 @@ class Supervisor:
         for warning in loading.open_doors(settings):
             self._log.warning(warning)
         become_subreaper()
-        app = control.build(self.status, Records(settings.state_dir), settings.control_token, group=self._node.endpoint)
+        offered = offers.make(
+            settings, self._environ, self.status, self._log, self._restart_requested, self._node.is_worker
+        )
+        app = control.build(
+            self.status,
+            Records(settings.state_dir),
+            settings.control_token,
+            group=self._node.endpoint,
+            offers=offered,
+        )
         http = server.server(app)
         serving = asyncio.create_task(server.serve(http, sock))
         link = asyncio.create_task(self._node.link())
@@ -160,11 +170,14 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGINT, self._events.put_nowait, events.StopRequested())
         loop.add_signal_handler(signal.SIGHUP, self._restart_requested)
 
-    def _restart_requested(self) -> None:
+    def _restart_requested(self) -> str | None:
+        """Ask for a restart; return why there is none."""
         if self._node.is_worker:
-            self._log.warning("a restart of the group is asked of node 0: run `relaunch restart` there")
-        else:
-            self._events.put_nowait(events.RestartRequested())
+            refused = "a restart of the group is asked of node 0: run `relaunch restart` there"
+            self._log.warning(refused)
+            return refused
+        self._events.put_nowait(events.RestartRequested())
+        return None
 
 
 def _limits(settings: Settings, node: Node) -> machine.Limits:

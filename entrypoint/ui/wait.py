@@ -32,8 +32,7 @@ def run(environ: Mapping[str, str], installing: Path | None) -> int:
     import httpx
 
     settings = loading.load(environ).settings
-    host = "127.0.0.1" if settings.control_host in ("0.0.0.0", "::") else settings.control_host
-    address = f"http://{f'[{host}]' if ':' in host else host}:{settings.control_port}"
+    address = settings.control_address
     began = time.time()
     # No proxy of the environment: this is a conversation with this host.
     with httpx.Client(base_url=address, trust_env=False, timeout=5.0) as http:
