@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from planned import make, rtx
 from rich.console import Console
 
 from entrypoint import plan
 from entrypoint.ui import plan_text
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
+
+from planned import make, rtx
 
 
 def document(planned: plan.Plan) -> dict[str, Any]:
