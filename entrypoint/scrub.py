@@ -24,9 +24,12 @@ HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _SHAPES = re.compile(
     r"""(?P<hub>\bhf_[A-Za-z0-9]{8,}) | (?P<bearer>(?i:bearer)\s+)[^\s'",]+
       | (?P<field>['"](?:admin_)?(?:api_key|hf_token|ssl_keyfile_password)['"]\s*:\s*)(?:'[^']*'|"[^"]*")
-      | (?P<flag>--(?:admin-)?(?:api-key|ssl-keyfile-password)[\s=]+)[^\s'",]+""",
+      | (?P<flag>--(?:admin-)?(?:api-key|ssl-keyfile-password)[\s=]+)[^\s'",]+
+      | (?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{1,15}:/{1,2})[^\s/'"<>]*@""",
     re.VERBOSE,
 )
+
+_USER = re.compile(r"^((?:[A-Za-z][A-Za-z0-9+.-]*:)?/*)[^/]*@")
 
 
 class Scrubber:
@@ -49,6 +52,11 @@ class Scrubber:
         return _SHAPES.sub(_mask, text)
 
 
+def without_user(address: str) -> str:
+    """Return an address, or what was meant as one, without the user and the password before its host."""
+    return _USER.sub(lambda match: f"{match[1]}{MASK}@", address)
+
+
 def from_environment(environ: Mapping[str, str], secret_settings: Iterable[str]) -> Scrubber:
     """Return a scrubber of the hub tokens in ``environ`` and of the values of ``secret_settings`` (variable names),
     given there or in a file that NAME_FILE names. Never raises: it also serves errors about these settings."""
@@ -62,5 +70,7 @@ def from_environment(environ: Mapping[str, str], secret_settings: Iterable[str])
 
 
 def _mask(match: re.Match[str]) -> str:
+    if match["scheme"]:  # of a URL with a user and a password, which may hold an @ as well
+        return f"{match['scheme']}{MASK}@"
     kept = match["bearer"] or match["field"] or match["flag"] or ""
     return f"{kept}'{MASK}'" if match["field"] else kept + MASK

@@ -1,8 +1,8 @@
-"""Derive `entrypoint/healing/catalogue/sites.txt`: what the pinned engine can raise or log as an error, and where.
+"""Derive `entrypoint/healing/catalogue/sites.txt` and `warnings.txt`: what the pinned engine can raise or log.
 
-Reads the installed packages' source with `ast`; nothing is imported. A line is the longest constant part of a message,
-below the area (`areas.toml`) that it comes from: the classifier finds the area of a message that comes without its
-traceback by these.
+Reads the installed packages' source with `ast`; nothing is imported. A line of `sites.txt` is the longest constant part
+of what is raised or logged as an error, below the area (`areas.toml`) that it comes from: the classifier finds the area
+of a message that comes without its traceback by these. `warnings.txt` holds what is only logged below that level.
 
     .venv/bin/python -P scripts/raise_sites.py [--check]
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from entrypoint.healing import areas  # noqa: E402
 
-TARGET = ROOT / "entrypoint" / "healing" / "catalogue" / "sites.txt"
+TARGET = ROOT / "entrypoint" / "healing" / "catalogue"
 # What is read of each package; the rest never runs in a server.
 PACKAGES = {
     "sglang": ("srt", "launch_server.py", "utils.py"),
@@ -64,7 +65,10 @@ LEFT_OUT = frozenset(
     }
 )
 SHORTEST, LONGEST = 14, 32  # characters of a message's longest constant part: enough to tell messages apart
+SHORTEST_WARNING = 22  # words in passing must not make a warning of another program's failure
+PLACEHOLDER = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[sdrfxig]")
 LEVELS = frozenset({"error", "exception", "critical", "fatal"})
+QUIET = frozenset({"debug", "info", "warning", "warn", "info_once", "warning_once"})
 
 
 def template(node: ast.expr | None) -> list[str]:
@@ -109,6 +113,17 @@ def sites(tree: ast.AST, function: str = "<module>") -> Iterator[tuple[str, str,
         yield from sites(node, function)
 
 
+def warned(tree: ast.AST) -> Iterator[list[str]]:
+    """The message of every place below ``tree`` that logs below the level of an error."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger" | "warnings"), attr=level), args=[message, *_]):
+                if level in QUIET:
+                    yield template(message)
+            case ast.Call(func=ast.Name(id="log_info_on_rank0" | "print_info_once" | "print_warning_once"), args=args):
+                yield template(args[-1] if args else None)
+
+
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a file. What its authors escaped wrongly is none of our business."""
     with warnings.catch_warnings():
@@ -116,12 +131,13 @@ def parsed(path: Path) -> ast.Module:
         return ast.parse(path.read_bytes())
 
 
-def kept(parts: list[str]) -> str:
+def kept(parts: list[str], shortest: int = SHORTEST) -> str:
     """The longest constant part of a message, empty when none is long enough to be recognised."""
-    longest = max((" ".join(part.split()).strip() for part in parts), key=len, default="")
+    constant = (" ".join(piece.split()).strip() for part in parts for piece in PLACEHOLDER.split(part))
+    longest = max(constant, key=len, default="")
     if len(longest) > LONGEST:
         longest = longest[:LONGEST].rpartition(" ")[0]
-    return longest if len(longest) >= SHORTEST else ""
+    return longest if len(longest) >= shortest and " " in longest else ""
 
 
 def files(package: str) -> Iterator[tuple[str, Path]]:
@@ -137,31 +153,41 @@ def files(package: str) -> Iterator[tuple[str, Path]]:
                 yield f"{package}/{path.relative_to(root)}", path
 
 
-def derive() -> str:
-    """The table: `# area` before the messages that come from one area alone."""
+def derive() -> dict[str, str]:
+    """The tables by their names: `# area` before the messages that come from one area alone, and the warnings."""
     found: dict[str, set[str]] = {}
+    quiet: set[str] = set()
     for package in PACKAGES:
         for name, path in files(package):
-            for _, function, parts in sites(parsed(path)):
+            tree = parsed(path)
+            if (
+                package == "sglang"
+            ):  # what libraries warn of may end it: a lock that is never free, a GPU that is not seen
+                quiet.update(message for parts in warned(tree) if (message := kept(parts, SHORTEST_WARNING)))
+            for _, function, parts in sites(tree):
                 message, area = kept(parts), areas.area_of(f"{name} in {function}")
-                if message and area:
-                    found.setdefault(message, set()).add(area.cause)
+                if message:
+                    found.setdefault(message, set()).add(area.cause if area else "")
     groups: dict[str, list[str]] = {}
     for message, causes in sorted(found.items()):
-        if len(causes) == 1:
+        if len(causes) == 1 and any(causes):
             groups.setdefault(min(causes), []).append(message)
-    return "".join(f"# {area}\n" + "\n".join(messages) + "\n" for area, messages in sorted(groups.items()))
+    return {
+        "sites.txt": "".join(f"# {area}\n" + "\n".join(rows) + "\n" for area, rows in sorted(groups.items())),
+        "warnings.txt": "".join(f"{message}\n" for message in sorted(quiet - set(found))),
+    }
 
 
 def main() -> int:
-    """Write the table, or compare with it."""
+    """Write the tables, or compare with them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when the shipped table is stale")
+    parser.add_argument("--check", action="store_true", help="fail when a shipped table is stale")
     arguments = parser.parse_args()
-    text = derive()
+    tables = derive()
     if arguments.check:
-        return int(TARGET.read_text(encoding="utf-8") != text)
-    TARGET.write_text(text, encoding="utf-8")
+        return int(any((TARGET / name).read_text(encoding="utf-8") != text for name, text in tables.items()))
+    for name, text in tables.items():
+        (TARGET / name).write_text(text, encoding="utf-8")
     return 0
 
 

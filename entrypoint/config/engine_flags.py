@@ -98,7 +98,8 @@ def parse(text: str, origin: str = "RELAUNCH_ENGINE_ARGS") -> list[Given]:
         name, has_value, attached = word.partition("=")
         if not name.startswith("-") or _is_number(name):
             # The word itself may be a secret whose quotes went wrong.
-            after = f" after {words[position - 2].partition('=')[0]}" if position > 1 else ""
+            before = words[position - 2].partition("=")[0] if position > 1 else ""
+            after = f" after {before}" if before.startswith("--") else ""
             raise config_rejected(f"{origin}: word {position}{after} belongs to no flag", "write --flag value")
         flag = _find(name, origin)
         if name not in flag.options:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import config_rejected
 from . import presets, settings
-from .schema import Settings
+from .schema import PREFIX, Settings
 from .settings import Loaded
 
 # The preset of a host without a GPU.
@@ -82,6 +82,19 @@ def places(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | Pa
         "HF_HOME": environ.get("HF_HOME"),
     }
     return {name: os.path.expanduser(path) for name, path in found.items() if path}
+
+
+def open_doors(settings: Settings) -> tuple[str, ...]:
+    """Return what others than this host may do for want of a key, one line each."""
+    doors = (
+        ("HOST", settings.host, settings.api_key, "API_KEY", "use and administer the engine"),
+        ("CONTROL_HOST", settings.control_host, settings.control_token, "CONTROL_TOKEN", "read the control port"),
+    )
+    return tuple(
+        f"{PREFIX}{name}={host} without {PREFIX}{key}: whoever reaches this host may {what}; set {PREFIX}{key}_FILE"
+        for name, host, value, key, what in doors
+        if not value and host != "localhost" and not host.startswith("127.") and host != "::1"
+    )
 
 
 def asks_for_gpus(settings: Settings) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import Stop, config_rejected, unreadable
+from ..scrub import without_user
 from . import presets as preset_files
 from .engine_flags import Given, parse
 from .schema import MASK, PREFIX, RECORDS, Settings
@@ -64,7 +65,11 @@ class Loaded:
             elif isinstance(value, Path):
                 value = str(value)
             elif field == "engine_args":
-                value = mask_flags(value)
+                value = _masked(value)
+            elif field == "give_up_command" and value:
+                value = f"{value.split()[0]} {MASK}" if len(value.split()) > 1 else value
+            elif field == "model" and value:
+                value = without_user(value)
             rows.append(
                 {
                     "name": record.name,
@@ -78,21 +83,30 @@ class Loaded:
         return {"preset": self.settings.preset, "settings": rows}
 
 
-def mask_flags(text: str) -> str:
-    """``ENGINE_ARGS`` with the value of every key, token or password flag masked."""
-    words, hide = [], False
-    for word in text.split():
-        name = word.split("=", 1)[0].lower()
-        sensitive = word.startswith("--") and any(mark in name for mark in ("key", "api", "password", "secret"))
-        if hide and not word.startswith("--"):
-            words.append(MASK)
-            hide = False
-        elif sensitive and "=" in word:
-            words.append(word.split("=", 1)[0] + "=" + MASK)
-        else:
-            words.append(word)
-            hide = sensitive and not name.endswith(("keyfile", "keyfile-path"))
-    return " ".join(words)
+# Parts of the names of flags whose values may be secrets: keys, tokens, and JSON that holds credentials of a storage.
+_SENSITIVE = ("key", "api", "password", "secret", "storage-backend-extra-config")
+
+
+def mask_flags(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with every value of a key, token or password flag masked."""
+    shown, hide = [], False
+    for word in words:
+        flag, given, _ = word.partition("=")
+        if not word.startswith("--"):
+            shown.append(MASK if hide else word)
+            continue
+        sensitive = any(mark in flag.lower().replace("fastapi", "") for mark in _SENSITIVE)
+        shown.append(f"{flag}={MASK}" if sensitive and given else word)
+        hide = sensitive and not given and not flag.endswith(("keyfile", "keyfile-path"))
+    return shown
+
+
+def _masked(text: str) -> str:
+    """ENGINE_ARGS as `relaunch config` shows them."""
+    try:
+        return " ".join(w if w.endswith(MASK) else shlex.quote(w) for w in mask_flags(shlex.split(text)))
+    except ValueError:  # a quote without its pair
+        return MASK
 
 
 def load(environ: Mapping[str, str], presets: Mapping[str, str], chosen: str | None = None) -> Loaded:

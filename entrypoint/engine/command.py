@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..config.schema import PREFIX
-from ..config.settings import Loaded
+from ..config.settings import Loaded, mask_flags
 from ..host.inventory import Inventory
 from ..json_store import write_text
 from ..kernels import kernels
@@ -51,6 +51,10 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+
+    def shown(self) -> list[str]:
+        """Return ``argv`` for people and for documents: what an operator's own flags hold of secrets is masked."""
+        return mask_flags(self.argv)
 
     def executed(self) -> tuple[str, ...]:
         """Return the command line to run: ``argv`` with the fast launcher in place of sglang's."""

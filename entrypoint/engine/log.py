@@ -1,4 +1,4 @@
-"""The engine's log as events: stages, readings, progress, fatal texts. Pure: no clock, no I/O.
+"""The engine's log as events: stages, readings, progress. Pure: no clock, no I/O.
 
 The caller splits the stream at ``\\n`` and ``\\r`` (tqdm rewrites its line with ``\\r``). Texts are those of
 sglang 0.5.23 (``distributed/bootstrap.py``, ``model_executor/model_runner.py``, ``model_runner_components/``,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from ..units import GIB
@@ -17,34 +18,52 @@ from .lines import EvidenceFilter, Line, strip_ansi, unwrap
 
 __all__ = [
     "COUNTS",
-    "STAGES",
-    "TAXONOMY_STAGE",
     "Event",
-    "FatalText",
     "FiredUp",
     "LogParser",
     "Progress",
     "Reading",
+    "Stage",
     "StageBegun",
     "StageEnded",
     "mark_of",
     "strip_ansi",
 ]
 
-STAGES = ("imports", "distributed", "loading", "kv_pool", "autotune", "graphs", "warmup", "serving")
 
-# Our stage -> the failure catalogue's name for the same span. `autotune` is all that happens between the pool
-# and the graphs; `warmup` begins when the scheduler is complete: what follows is the first forward pass.
-TAXONOMY_STAGE = {
-    "imports": "init",
-    "distributed": "nccl_init",
-    "loading": "weight_load",
-    "kv_pool": "kv_alloc",
-    "autotune": "warmup",
-    "graphs": "graph_capture",
-    "warmup": "first_forward",
-    "serving": "serving",
+class Stage(StrEnum):
+    """A span of the engine's start, in order.
+
+    `autotune` is all that happens between the pool and the graphs; `warmup` begins when the scheduler is complete:
+    what follows is the first forward pass.
+    """
+
+    IMPORTS = "imports"
+    DISTRIBUTED = "distributed"
+    LOADING = "loading"
+    KV_POOL = "kv_pool"
+    AUTOTUNE = "autotune"
+    GRAPHS = "graphs"
+    WARMUP = "warmup"
+    SERVING = "serving"
+
+    @property
+    def catalogue(self) -> str:
+        """The failure catalogue's name of the same span."""
+        return _CATALOGUE[self]
+
+
+_CATALOGUE = {
+    Stage.IMPORTS: "init",
+    Stage.DISTRIBUTED: "nccl_init",
+    Stage.LOADING: "weight_load",
+    Stage.KV_POOL: "kv_alloc",
+    Stage.AUTOTUNE: "warmup",
+    Stage.GRAPHS: "graph_capture",
+    Stage.WARMUP: "first_forward",
+    Stage.SERVING: "serving",
 }
+_ORDER = tuple(Stage)
 
 
 @dataclass(frozen=True)
@@ -90,19 +109,11 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class FatalText:
-    """A line that says that something died; which cause it is, `healing.classify` decides."""
-
-    text: str
-    rank: int | None
-
-
-@dataclass(frozen=True)
 class FiredUp:
     """sglang says that it is ready. Not proof: it also says so when another server holds its port."""
 
 
-Event = StageBegun | StageEnded | Reading | Progress | FatalText | FiredUp
+Event = StageBegun | StageEnded | Reading | Progress | FiredUp
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 # What a line does to the stage of the rank that wrote it: (text, begin or end, stage).
@@ -155,12 +166,6 @@ _BAR_KINDS: tuple[tuple[str, Literal["shards", "graphs", "kernels"]], ...] = (
     ("[Autotuner]", "kernels"),
 )
 _GLUED = re.compile(r"(?<=.)(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[\] .])")
-_FATAL = re.compile(
-    r"Scheduler hit an exception|DetokenizerManager hit an exception|Initialization failed"
-    r"|out of memory|OutOfMemory"
-    r"|died during initialization|crashed with exit code|watchdog timeout|SIGQUIT received|Received sigquit"
-    r"|NaN detected|Capture .*failed:|^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)(?::|$)|Fatal Python error"
-)
 
 
 def mark_of(text: str) -> tuple[str, str] | None:
@@ -183,7 +188,6 @@ class LogParser:
     def __init__(self) -> None:
         self.fired_up = False
         self._stages: dict[str, str] = {}
-        self._ranks: dict[str, int | None] = {}
         self._began: dict[tuple[str, str], float] = {}
         self._sums: dict[tuple[str, str], float] = {}
         self._floor = "imports"
@@ -194,13 +198,8 @@ class LogParser:
     def stage(self) -> str:
         if self.fired_up:
             return "serving"
-        slowest = min(self._stages.values(), key=STAGES.index, default="imports")
-        return max(slowest, self._floor, key=STAGES.index)
-
-    def stage_of(self, rank: int | None) -> str:
-        """The stage of one rank (least advanced pipeline stage); ``imports`` for one never heard of."""
-        own = [stage for writer, stage in self._stages.items() if self._ranks[writer] == rank]
-        return max(min(own, key=STAGES.index, default="imports"), self._floor, key=STAGES.index)
+        slowest = min(self._stages.values(), key=_ORDER.index, default="imports")
+        return max(slowest, self._floor, key=_ORDER.index)
 
     def writers(self) -> tuple[str, ...]:
         """Everybody who has written a stage line."""
@@ -210,13 +209,13 @@ class LogParser:
         """The catalogue's stage of one writer (``Line.writer``), None for one never heard of. A capture that has
         ended is followed by warm-up work, as far as a failure is concerned."""
         if self.fired_up:
-            return TAXONOMY_STAGE["serving"]
+            return Stage.SERVING.catalogue
         stage = self._stages.get(writer)
-        if stage is not None and STAGES.index(stage) < STAGES.index(self._floor):
+        if stage is not None and _ORDER.index(stage) < _ORDER.index(self._floor):
             stage = self._floor
         if stage == "graphs" and (writer, stage) not in self._began:
-            return TAXONOMY_STAGE["autotune"]
-        return TAXONOMY_STAGE.get(stage) if stage else None
+            return Stage.AUTOTUNE.catalogue
+        return Stage(stage).catalogue if stage else None
 
     def feed(self, line: str, now: float) -> list[Event]:
         """The events of one line, without its line end. ``now``: any monotonic clock, seconds."""
@@ -228,8 +227,12 @@ class LogParser:
         for part in _GLUED.split(line[:65536]) if "%|" in line else (line,):
             found = unwrap(part)
             if found.text and self._filter.admits(found):
-                events.extend(self._events(found, now))
+                events.extend(self.read(found, now))
         return events
+
+    def read(self, line: Line, now: float) -> list[Event]:
+        """The events of a line that is unwrapped, and known to be the engine's own."""
+        return list(self._events(line, now))
 
     def _events(self, line: Line, now: float) -> Iterator[Event]:
         text = line.text
@@ -243,8 +246,6 @@ class LogParser:
         if mark:
             yield from self._move(line, *mark, now)
             yield from self._readings(line, *mark)
-        elif _FATAL.search(text):
-            yield FatalText(text[:2000], line.rank)
 
     def _move(self, line: Line, kind: str, stage: str, now: float) -> Iterator[Event]:
         writer = line.writer
@@ -253,7 +254,7 @@ class LogParser:
             writer = next(iter(self._stages), "")
         if kind == "end":
             yield self._end(writer, line.rank, stage, _ELAPSED.search(line.text), now)
-            self._ranks[writer], self._stages[writer] = line.rank, stage
+            self._stages[writer] = stage
         following = stage if kind == "begin" else _AFTER.get(stage)
         if following and (self._stages.get(writer) != following or stage == "graphs"):
             before = self._stages.get(writer, "imports")
@@ -261,7 +262,7 @@ class LogParser:
                 yield self._end("", line.rank, "imports", None, now)
             if kind == "begin" and before in ("autotune", "warmup") and (writer, before) in self._began:
                 yield self._end(writer, line.rank, before, None, now)
-            self._ranks[writer], self._stages[writer] = line.rank, following
+            self._stages[writer] = following
             self._began[writer, following] = now
             yield StageBegun(following, line.rank, now)
         if stage == "serving" and not self.fired_up:

@@ -20,12 +20,13 @@ from ..host.parent_death import tied_to_parent
 from ..supervisor.logs import Log
 from .probe import get
 
-# Seconds: to listen after the spawn, between two looks at a router that serves, and for an answer of it.
-START_TIMEOUT = 30.0
+# Seconds: to listen after the spawn, between two looks at a router that serves, and for an answer of it. On a host with
+# fifteen busy processes a core, a router of low priority took more than 30 s to listen and 15 s to answer.
+START_TIMEOUT = 120.0
 CHECK_EVERY = 1.0
 ANSWER_TIMEOUT = 5.0
 # This many looks in a row without an answer: it hangs.
-MAX_MISSED = 3
+MAX_MISSED = 8
 # A router that ran this long has given its failures back.
 STABLE = 60.0
 # Bytes of a request's body: a hundred pictures, or a book. The router's own limit is 512 MiB.

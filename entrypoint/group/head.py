@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..config.settings import Loaded
-from ..engine.log import TAXONOMY_STAGE
+from ..engine.log import Stage
 from ..engine.run import Run
 from ..engine.watchdog import Ticks
 from ..errors import Stop, config_rejected
@@ -214,7 +214,7 @@ def _lost_evidence(rank: int, at: float, message: str, failed: FailedRun) -> Nod
     """A node that went before it could say anything: what our own ranks then say of it is only an echo."""
     from ..healing.classify import Observed
 
-    stage = TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage)
+    stage = Stage(failed.run.stage).catalogue
     return NodeEvidence(rank, at, True, (message,), Observed(stage=stage), None, message, {}, {})
 
 

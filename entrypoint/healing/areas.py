@@ -1,7 +1,8 @@
 """Where in the engine an exception comes from, and what that means when its text says nothing. Pure, and data.
 
 The area of a traceback is that of its innermost frame in the engine; a message that comes without its traceback is
-looked up in `catalogue/sites.txt`, which `scripts/raise_sites.py` derives from the pinned engine's source.
+looked up in `catalogue/sites.txt`. What the engine only warns of is in `catalogue/warnings.txt`: sglang's log names no
+level. `scripts/raise_sites.py` derives both from the pinned engine's source.
 """
 
 from __future__ import annotations
@@ -51,29 +52,38 @@ def innermost(frames: str) -> Area | None:
 
 
 @cache
-def _sites() -> Mapping[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """First words of a message -> (message in lower case, area's cause)."""
+def _table(name: str) -> Mapping[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """First words of a message -> (message in lower case, heading that it stands under) of a table of messages."""
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    area = ""
-    for line in (_DIRECTORY / "sites.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith("# area_"):
-            area = line[2:]
+    heading = ""
+    for line in (_DIRECTORY / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            heading = line[2:]
             continue
         text = line.lower()
-        key = tuple(_WORD.findall(text)[:KEY_WORDS])
-        found.setdefault(key, []).append((text, area))
+        found.setdefault(tuple(_WORD.findall(text)[:KEY_WORDS]), []).append((text, heading))
     return {key: tuple(rows) for key, rows in found.items()}
+
+
+def _look_up(message: str, name: str) -> str | None:
+    """The heading of the longest message of a table that is in ``message``, None when there is none."""
+    text = " ".join(message.lower().split())
+    words = _WORD.findall(text)
+    table = _table(name)
+    best: tuple[int, str] | None = None
+    for at in range(len(words) - KEY_WORDS + 1):
+        for fragment, heading in table.get(tuple(words[at : at + KEY_WORDS]), ()):
+            if fragment in text and (best is None or len(fragment) > best[0]):
+                best = len(fragment), heading
+    return best[1] if best else None
 
 
 def site_of(message: str) -> str | None:
     """The cause (or key of `by_stage`) of the area that raises ``message``, None for a message that the engine's
     source does not have, or has in many areas."""
-    text = " ".join(message.lower().split())
-    words = _WORD.findall(text)
-    table = _sites()
-    best: tuple[int, str] | None = None
-    for at in range(len(words) - KEY_WORDS + 1):
-        for fragment, area in table.get(tuple(words[at : at + KEY_WORDS]), ()):
-            if fragment in text and (best is None or len(fragment) > best[0]):
-                best = len(fragment), area
-    return best[1] if best else None
+    return _look_up(message, "sites.txt")
+
+
+def is_warned(message: str) -> bool:
+    """Whether the pinned engine logs ``message`` below the level of an error, and never raises it: it goes on."""
+    return _look_up(message, "warnings.txt") is not None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..engine.lines import Line, unwrap
+from ..engine.lines import Line
 
 _FRAME = re.compile(r'File "([^"]+)", line \d+,? (in \S+)')
 _TRACEBACK = "Traceback (most recent call last)"
@@ -73,9 +73,8 @@ class IncidentReader:
         self._exception: _Exception | None = None
         self._last: tuple[int, str] = (0, "")
 
-    def feed(self, number: int, raw: str) -> Iterator[Incident]:
-        """The incidents that end with this line, which has no line end."""
-        line = unwrap(raw)
+    def feed(self, number: int, line: Line) -> Iterator[Incident]:
+        """The incidents that end with this line."""
         text = line.text
         if not text.strip():
             yield from self.flush()

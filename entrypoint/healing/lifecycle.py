@@ -6,24 +6,12 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..engine.lines import is_configuration
-from ..engine.log import TAXONOMY_STAGE, LogParser, Reading, StageBegun, StageEnded, mark_of
+from ..engine.lines import Line, is_configuration
+from ..engine.log import LogParser, Reading, Stage, StageBegun, StageEnded, mark_of
 from .causes import Meaning, catalogue
 
 # The catalogue's stages in the order in which a start goes through them.
-STAGE_ORDER = (
-    "preflight",
-    "download",
-    "verify",
-    "init",
-    "nccl_init",
-    "weight_load",
-    "kv_alloc",
-    "warmup",
-    "graph_capture",
-    "first_forward",
-    "serving",
-)
+STAGE_ORDER = ("preflight", "download", "verify", *(stage.catalogue for stage in Stage))
 GOES_ON = 20  # signs of life after a failure text: however the run ended later, that text did not end it
 LASTING = frozenset({"gpu_lost", "nan_output", "degenerate_output"})  # goes on although the engine answers
 _CAPTURE_SIZE = re.compile(r"Capturing (?:batches|num tokens) \((?:bs|num_tokens)=(\d+)")
@@ -90,8 +78,9 @@ class Run:
         known = [stage for writer in self.parser.writers() if (stage := self.stage_of(writer))]
         return min(known, key=STAGE_ORDER.index, default=self.stage_of(""))
 
-    def read(self, number: int, raw: str, writer: str, text: str) -> bool:
+    def read(self, number: int, line: Line) -> bool:
         """Take in a line's marks; True when the line is nothing but a mark."""
+        text = line.text
         lowered = text[:400].lower()
         subject = catalogue().subject
         if subject["answered"].search(lowered):
@@ -101,7 +90,7 @@ class Run:
         if self.ready and not self.ended and self.parser.fired_up:
             return False  # stage lines of an engine that serves are not its own
         if mark_of(text):
-            self._mark(number, raw, writer, text)
+            self._mark(number, line)
             return True
         return self._foreign(number, text)
 
@@ -133,14 +122,14 @@ class Run:
         """Whether ``hit`` says only that something ended, after the engine was told to stop."""
         return 0 < self.stopping < hit.number and hit.cause == "unknown"
 
-    def _mark(self, number: int, raw: str, writer: str, text: str) -> None:
-        for event in self.parser.feed(raw, 0.0):
+    def _mark(self, number: int, line: Line) -> None:
+        for event in self.parser.read(line, 0.0):
             if isinstance(event, Reading):
                 worst = min if event.name.startswith("free") or event.name == "baseline_free" else max
                 self.numbers[event.name] = worst(event.value, self.numbers.get(event.name, event.value))
-            elif isinstance(event, StageBegun | StageEnded) and event.stage != "imports":
-                stage = self.parser.span_of(writer) or TAXONOMY_STAGE[self.parser.stage]
-                self._reach(number, stage, text)
+            elif isinstance(event, StageBegun | StageEnded) and event.stage != Stage.IMPORTS:
+                stage = self.parser.span_of(line.writer) or Stage(self.parser.stage).catalogue
+                self._reach(number, stage, line.text)
 
     def _foreign(self, number: int, text: str) -> bool:
         """Stage lines of other engines, and of logs that lack sglang's."""

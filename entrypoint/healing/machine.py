@@ -38,6 +38,8 @@ from .phases import Phase
 
 # A READY of this many seconds is stable: what led to it may be remembered, and back-off begins anew.
 STABLE_AFTER = 30.0
+# Refusals that time may cure, once an engine has run here.
+PASSING = frozenset({"port_in_use"})
 # EX_SOFTWARE of sysexits: the restart budget is used up.
 BUDGET_EXIT = 70
 
@@ -129,6 +131,10 @@ def _planned(state: State, _: Planned, now: float) -> Result:
 def _refused(state: State, event: Refused, now: float) -> Result:
     if state.phase not in _WITHOUT_ENGINE and state.phase is not Phase.STARTING:
         return state, ()
+    if event.cause in PASSING and state.run > 1:
+        # Whatever it is that took the port after our engine had left it: it may go as it came.
+        again = Diagnosed(event.cause, event.reason, event.next_step, event.exit_code, retry=True)
+        return _retry(state, again, now)
     return _give_up(state, event, now)
 
 
@@ -239,20 +245,25 @@ def _drain(state: State, phase: Phase, now: float) -> Result:
 def _diagnosed(state: State, event: Diagnosed, now: float) -> Result:
     if state.phase is not Phase.DIAGNOSING:
         return state, ()
-    named = replace(state, cause=event.cause, reason=event.reason, next_step=event.next_step)
     if not event.retry:
-        return _give_up(named, Refused(event.cause, event.reason, event.next_step, event.exit_code), now)
+        return _give_up(state, Refused(event.cause, event.reason, event.next_step, event.exit_code), now)
+    return _retry(state, event, now)
+
+
+def _retry(state: State, event: Diagnosed, now: float) -> Result:
+    """Start again after a back-off, as long as the budget lasts."""
+    state = replace(state, cause=event.cause, reason=event.reason, next_step=event.next_step)
     recent = tuple(at for at in state.restarts if now - at < state.limits.restart_window)
     if len(recent) >= state.limits.max_restarts:
         spent = f"{event.reason}; {len(recent)} restarts within the window did not help"
-        return _give_up(named, Refused(event.cause, spent, event.next_step, BUDGET_EXIT), now)
+        return _give_up(state, Refused(event.cause, spent, event.next_step, BUDGET_EXIT), now)
     # The first restart in a row is immediate, the second waits backoff_initial, and so on.
     delay = (
         min(state.limits.backoff_max, state.limits.backoff_initial * 2.0 ** (state.in_a_row - 1))
         if state.in_a_row
         else 0.0
     )
-    counted = replace(named, restarts=(*recent, now), in_a_row=state.in_a_row + 1)
+    counted = replace(state, restarts=(*recent, now), in_a_row=state.in_a_row + 1)
     return _enter(counted, Phase.RECOVERING, now), (Action(Do.RECOVER, delay),)
 
 

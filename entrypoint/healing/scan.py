@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ..engine.lines import LONGEST, EvidenceFilter, expand, is_request, unwrap
 from ..engine.log import mark_of
-from .areas import innermost, site_of
+from .areas import innermost, is_warned, site_of
 from .causes import Meaning, Message, catalogue
 from .incidents import Incident, IncidentReader
 from .lifecycle import Hit, Run, begins_run, refine, stage_of_frames
@@ -25,7 +25,7 @@ HIT_LIMIT = 4_000  # more hits than this are only counted: by then the first fai
 RUNS = 8  # that are kept of a log in which an engine was started again and again
 SHAPES = 200_000  # after so many different lines their memory is dropped
 _DIGITS = str.maketrans("123456789", "000000000")
-_XID = re.compile(r"\bxid(?: ?\([^)]*\):| error| code|:)? (\d{1,3})\b", re.IGNORECASE)
+_XID = re.compile(r"\bxid(?: ?\([^)]*\):| error| code|:)? (\d{1,3})\b(?!.* action changed .* to 0x0)", re.IGNORECASE)
 _EXCEPTION_INSIDE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|OutOfResources)\b: ")
 _KERNEL = re.compile(r"NVRM: |oom-kill|Out of memory: Kill|oom_reaper|invoked oom-killer")
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
@@ -76,7 +76,7 @@ class Scanner:
             self.lines += 1
             return
         if not raw or raw.isspace():
-            self._take(self._reader.feed(number, ""))
+            self._take(self._reader.flush())
             return
         self.lines += 1
         if len(raw) > LONGEST:  # what is said stands at the begin, or at the end of what was printed without line ends
@@ -113,13 +113,13 @@ class Scanner:
             elif begins_run(line.text):
                 self._begin()
             return
-        if self.run.read(number, raw, line.writer, line.text):
+        if self.run.read(number, line):
             return
         if catalogue().subject["ended"].search(line.text[:300].lower()):
             self.run.ended = number
         if _KERNEL.search(line.text) and _STAMP.match(raw):
             return  # the kernel does not write through the engine's logger: somebody's text
-        self._take(self._reader.feed(number, raw))
+        self._take(self._reader.feed(number, line))
 
     def _life(self, number: int, raw: str) -> bool:
         """Whether a line is an answered request or a batch, which most lines of a server's log are."""
@@ -265,13 +265,13 @@ def _is_warning(incident: Incident, meaning: Meaning) -> bool:
     """Whether the writer says that it goes on. One that calls it an error must say so in more than passing."""
     if incident.type or meaning.weight >= DECISIVE:
         return False
-    hang = meaning.cause.startswith(
-        "hang_"
-    )  # a hang is an observation: whoever waits does not know that it is an error
+    hang = meaning.cause.startswith("hang_")  # an observation: whoever waits does not know that it is an error
     if incident.level in ("info", "warning") and not hang and not _EXCEPTION_INSIDE.search(incident.text):
         return True
     subject = catalogue().subject
     if subject["goes_on"].search(incident.text):
+        return True
+    if is_warned(incident.text) and not subject["ended"].search(incident.text):
         return True
     return incident.level != "error" and subject["warnings"].search(incident.text) is not None
 

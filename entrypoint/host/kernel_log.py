@@ -13,7 +13,8 @@ from pathlib import Path
 from .memory import cgroup_files
 
 KMSG = Path("/dev/kmsg")
-_XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)")
+# Xid 154 "GPU recovery action changed from ... to 0x0 (None)" takes back what an earlier one asked for.
+_XID = re.compile(r"NVRM: Xid \(.*?\): (\d+)\b(?!.* action changed .* to 0x0)")
 _KILLED = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)")
 # One read returns one record, which the kernel limits to 8 KiB (CONSOLE_EXT_LOG_MAX, kernel/printk/internal.h).
 _RECORD_BYTES = 8192

@@ -61,7 +61,9 @@ def read(carried: dict[str, Any], archive: Path, cache_dir: Path) -> None:
     if not prepare.is_filled(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive) as file:
-            file.extractall(place.parent, filter="tar")
+            # Debian 12's Python 3.11.2 knows no filters: as an argument it would be refused, as an attribute it is not.
+            file.extraction_filter = getattr(tarfile, "tar_filter", None)
+            file.extractall(place.parent)
     _set_back(Path(sysconfig.get_path("purelib")), int(carried["compiler_mtime_ns"]))
 
 

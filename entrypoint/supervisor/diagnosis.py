@@ -143,7 +143,7 @@ def _post_mortem(
         "stages": dict(root.stages),
         "readings": dict(root.readings),
         "settings": {d.setting: d.value for d in failed.planned.plan.decisions},
-        "engine": {"argv": list(failed.planned.command.argv)},
+        "engine": {"argv": failed.planned.command.shown()},
         "stacks": list(failed.stacks),
         "last_lines": _last_lines(lines),
     }

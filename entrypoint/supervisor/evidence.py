@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.log import TAXONOMY_STAGE
+from ..engine.log import Stage
 from ..engine.run import Run
 from ..host.kernel_log import KernelEvidence
 from ..state.boots import Boot
@@ -107,7 +107,7 @@ def _observe(failed: FailedRun, kernel: KernelEvidence) -> Observed:
         hang=alarm.hang if alarm else None,
         stopped=alarm is not None and alarm.stopped,
         canary=alarm.canary if alarm else None,
-        stage=TAXONOMY_STAGE.get(failed.run.stage, failed.run.stage),
+        stage=Stage(failed.run.stage).catalogue,
         oom_kill=kernel.oom_kill,
         xids=kernel.xids,
         gpus_missing=len(nvml.free_bytes(gpus)) < len(gpus),

@@ -144,7 +144,7 @@ class Launch:
         """Put a plan in force: this host's own, or that of the group's head. Raises Stop (73) when a directory that
         the engine needs cannot be written."""
         built = command.build(prepared.loaded, prepared.inventory, made, prepared.snapshot.path, self._environ)
-        self._status.plan = made.document(list(built.argv), built.env)
+        self._status.plan = made.document(built.shown(), built.env)
         for warning in made.warnings:
             self._log.warning(warning)
         if made.feasible:

@@ -71,7 +71,7 @@ def plan_document(
         always=ask_engine,
     )
     built = command.build(inputs.loaded, inputs.box, plan, inputs.model_path, environ)
-    document = plan.document(list(built.argv), built.env)
+    document = plan.document(built.shown(), built.env)
     if answer is not None:
         document["engine_answer"] = answer.document()
         if answer.error and plan.feasible:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from ..config import loading
 from ..config.schema import SECRETS, Settings
 from ..config.settings import Loaded
 from ..control import app as control
@@ -90,6 +91,8 @@ class Supervisor:
         except Stop:
             self._lock.release()
             raise
+        for warning in loading.open_doors(settings):
+            self._log.warning(warning)
         become_subreaper()
         offered = offers.make(
             settings, self._environ, self.status, self._log, self._restart_requested, self._node.is_worker

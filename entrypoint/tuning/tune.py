@@ -78,7 +78,7 @@ def run(
         found = Tuner(inputs, options, journal, runner, on_arm).run()
     made = inputs.plan(Tuned(settings.state_dir, inputs.fingerprint).read() if found["kept"] else None)
     built = command.build(inputs.loaded, inputs.box, made, inputs.model_path, environ)
-    return {**found, "plan": made.document(list(built.argv), built.env)}
+    return {**found, "plan": made.document(built.shown(), built.env)}
 
 
 def question_of(options: Options, plan: Plan) -> tuple[bench.Question, str | None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Stop, config_rejected, unreadable
 from ..host import mounts
-from ..scrub import HUB_TOKENS, Scrubber
+from ..scrub import HUB_TOKENS, Scrubber, without_user
 
 if TYPE_CHECKING:
     from ..config.settings import Loaded
@@ -77,7 +77,7 @@ def read(loaded: Loaded, environ: Mapping[str, str]) -> Hub:
     cache, setting = _cache(env)
     endpoint = env.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
     if not re.match(r"https?://[^/]", endpoint):
-        raise config_rejected(f"HF_ENDPOINT={endpoint} is not a URL", "write https://host")
+        raise config_rejected(f"HF_ENDPOINT={without_user(endpoint)} is not a URL", "write https://host")
     return Hub(cache, setting, offline, endpoint, None if offline else _token(env), env)
 
 

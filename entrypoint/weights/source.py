@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..checkpoint import consistency
 from ..errors import Stop, config_rejected, denied, unreadable
+from ..scrub import without_user
 from . import manifest
 from .manifest import Entry, Manifest
 
@@ -61,7 +62,7 @@ def parse(model: str | None) -> Reference:
         return Reference("directory", str(Path(model).expanduser()))
     if not _HUB_ID.fullmatch(model) or ".." in model or "--" in model:
         raise config_rejected(
-            f"RELAUNCH_MODEL={model} is neither a hub id nor a directory",
+            f"RELAUNCH_MODEL={without_user(model)} is neither a hub id nor a directory",
             "write org/name, or a path that starts with /",
         )
     return Reference("hub", model)

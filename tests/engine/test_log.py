@@ -8,14 +8,12 @@ import pytest
 
 from entrypoint.engine.lines import unwrap
 from entrypoint.engine.log import (
-    STAGES,
-    TAXONOMY_STAGE,
     Event,
-    FatalText,
     FiredUp,
     LogParser,
     Progress,
     Reading,
+    Stage,
     StageBegun,
     StageEnded,
     strip_ansi,
@@ -39,12 +37,12 @@ def read(name: str) -> str:
 def test_a_whole_boot_passes_its_stages_in_order() -> None:
     parser, events = replay(read("boot-to-ready.log"))
     begun = [event.stage for event in events if isinstance(event, StageBegun)]
-    assert begun == list(STAGES)
+    assert begun == list(Stage)
     assert parser.fired_up and parser.stage == "serving"
     ended = {event.stage: event.elapsed for event in events if isinstance(event, StageEnded)}
     assert ended["graphs"] == pytest.approx(33.26)
     assert ended["distributed"] == pytest.approx(0.24)
-    assert set(ended) == set(STAGES) - {"serving"}
+    assert set(ended) == set(Stage) - {Stage.SERVING}
 
 
 def test_readings_are_bytes_and_counts() -> None:
@@ -92,16 +90,17 @@ def test_the_stage_is_that_of_the_slowest_rank() -> None:
     for rank in range(4):
         parser.feed(f"[2026-11-29 16:41:08 TP{rank}] Load weight begin. avail mem=93.86 GB", rank)
     parser.feed("[2026-11-29 16:42:08 TP0] Load weight end. elapsed=36 s, avail mem=38 GB, mem usage=56 GB", 9)
-    assert parser.stage_of(0) == "kv_pool" and parser.stage_of(3) == "loading"
+    assert parser.span_of("TP0") == "kv_alloc" and parser.span_of("TP3") == "weight_load"
     assert parser.stage == "loading"
-    assert parser.stage_of(7) == "imports"
+    assert parser.span_of("TP7") is None
 
 
 def test_pipeline_stages_of_one_rank_stay_apart() -> None:
     parser = LogParser()
     parser.feed("[2026-11-29 16:41:08 PP0 TP0] Load weight end. elapsed=1 s, avail mem=38 GB.", 0)
     parser.feed("[2026-11-29 16:41:08 PP1 TP0] Load weight begin. avail mem=93.86 GB", 1)
-    assert parser.stage_of(0) == "loading"
+    assert (parser.span_of("PP0 TP0"), parser.span_of("PP1 TP0")) == ("kv_alloc", "weight_load")
+    assert parser.stage == "loading"
 
 
 def test_draft_weights_and_several_captures_add_up() -> None:
@@ -126,10 +125,9 @@ def test_the_configuration_line_is_no_evidence() -> None:
     assert LogParser().feed(line, 0.0) == [StageBegun("imports", None, 0.0)]
 
 
-def test_fatal_texts_carry_their_rank() -> None:
-    events = LogParser().feed("[2026-11-29 16:41:08 TP5] Scheduler hit an exception: Traceback (most", 0)
-    assert events[-1] == FatalText("Scheduler hit an exception: Traceback (most", 5)
-    assert FiredUp() in LogParser().feed("[2026-11-29 16:41:08] The server is fired up and ready to roll!", 0)
+def test_that_it_is_ready_is_said_once() -> None:
+    parser, line = LogParser(), "[2026-11-29 16:41:08] The server is fired up and ready to roll!"
+    assert FiredUp() in parser.feed(line, 0) and parser.feed(line, 1) == []
 
 
 @pytest.mark.parametrize(
@@ -165,8 +163,12 @@ def test_junk_is_harmless() -> None:
     assert parser.stage == "imports"
 
 
-def test_every_stage_has_a_name_in_the_catalogue() -> None:
-    assert set(TAXONOMY_STAGE) == set(STAGES)
+def test_every_stage_has_its_own_name_in_the_catalogue() -> None:
+    assert len({stage.catalogue for stage in Stage}) == len(Stage)
+    assert Stage("loading").catalogue == "weight_load"
+
+
+def test_colours_are_taken_off() -> None:
     assert strip_ansi("\x1b[1;33mhi\x1b[0m") == "hi"
 
 

@@ -353,7 +353,9 @@ def test_text_of_a_client_starts_no_run_and_moves_no_stage() -> None:
         (109, "gpu_lost", "reset the GPU"),
         (119, "gpu_lost", "reset the GPU"),
         (140, "gpu_lost", "reset the GPU"),
-        (143, "gpu_lost", "power cycle"),
+        (143, "gpu_lost", "reset the GPU"),
+        (72, "engine_crash", "report the traceback"),
+        (121, "none", ""),
         (145, "gpu_lost", "reset the GPU"),
         (149, "gpu_lost", "reset the GPU"),
         (63, "none", ""),
@@ -363,6 +365,12 @@ def test_an_xid_means_what_nvidia_says(xid: int, cause: str, advice: str) -> Non
     verdict = classify([f"[ 1843.308145] NVRM: Xid (PCI:0000:b3:00): {xid}, pid=4711, name=python3, something"])
     assert verdict.cause == cause
     assert advice in verdict.next_step
+
+
+@pytest.mark.parametrize(("words", "cause"), [("0x2 (Node Reboot Required)", "gpu_lost"), ("0x0 (None)", "none")])
+def test_a_recovery_action_that_was_taken_back_is_no_fault(words: str, cause: str) -> None:
+    line = f"NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to {words}"
+    assert classify([line]).cause == cause
 
 
 @pytest.mark.parametrize(

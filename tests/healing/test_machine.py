@@ -364,3 +364,19 @@ def test_sigterm_is_only_sent_to_an_engine_that_answered(history: list) -> None:
 
 def TICK(run: int) -> e.Event:
     return e.Tick()
+
+
+def test_a_port_that_is_taken_at_a_restart_uses_the_budget() -> None:
+    taken = e.Refused("port_in_use", "port 30000 is already in use", "end that process", 69)
+    story = Story.begin().ready().crash().tell(e.Recovered(), e.Planned(), taken)
+    assert story.state.phase is Phase.RECOVERING and story.state.cause == "port_in_use"
+    assert story.done == (e.Action(Do.RECOVER, 2.0),)
+    story.tell(e.Recovered(), e.Planned(), taken)
+    assert story.done == (e.Action(Do.RECOVER, 4.0),)
+    story.tell(e.Recovered(), e.Planned(), taken)
+    assert (story.state.phase, story.state.exit_code) == (Phase.GAVE_UP, m.BUDGET_EXIT)
+
+
+def test_a_port_that_is_taken_at_the_first_start_is_refused_at_once() -> None:
+    story = Story.begin().tell(e.Refused("port_in_use", "taken", "end that process", 69))
+    assert (story.state.phase, story.state.exit_code) == (Phase.GAVE_UP, 69)

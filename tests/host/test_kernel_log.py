@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from entrypoint.host import kernel_log
 from entrypoint.host.kernel_log import KernelEvidence, KernelMonitor
 
@@ -26,6 +28,12 @@ def evidence(
     found = monitor.read(pids)
     os.close(writer_side)
     return found
+
+
+@pytest.mark.parametrize(("words", "xids"), [("0x0 (None)", ()), ("0x2 (Node Reboot Required)", (154,))])
+def test_a_recovery_action_that_was_taken_back_is_no_xid(tmp_path: Path, words: str, xids: tuple[int, ...]) -> None:
+    text = "3,901,1,-;NVRM: Xid (PCI:0000:41:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to "
+    assert evidence(tmp_path, f"{text}{words}\n").xids == xids
 
 
 def test_an_xid_is_read_with_its_number(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_neither_the_lines_nor_the_evidence_of_a_post_mortem_hold_a_request() ->
     verdict = replace(verdict, evidence=(*verdict.evidence, *(Evidence(n, lines[n - 1]) for n in (2, 3))))
     root = cast(Any, SimpleNamespace(lines=lines, exit_code=1, alarm=None, stages={}, readings={}))
     plan = SimpleNamespace(decisions=())
-    planned = SimpleNamespace(plan=plan, command=SimpleNamespace(argv=("x",)))
+    planned = SimpleNamespace(plan=plan, command=SimpleNamespace(shown=lambda: ["x"]))
     failed = cast(Any, SimpleNamespace(boot=SimpleNamespace(id="b"), planned=planned, stacks=()))
     document = diagnosis._post_mortem(failed, verdict, Remediation("restart_same"), root, (root,))
     assert "PRIVATE" not in json.dumps(document) and "Scheduler hit" in json.dumps(document["last_lines"])

@@ -50,7 +50,8 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no earlier version in this copy of the repository: {error}")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        archive.extractall(folder)
     return folder
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from entrypoint.supervisor.planning import plan_document
 
-pytestmark = pytest.mark.timeout(900)
+# The engine is a fake, but the model comes with the real one's lock.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SCRIPT = str(Path(__file__).with_name("fake_tune.py"))
 DYING, NONSENSE, FAST = (
     f"FAKE_ENGINE={json.dumps(plan, separators=(',', ':'))}"

@@ -198,11 +198,11 @@ def test_hardware_without_a_gpu_says_what_can_be_done() -> None:
 
 
 def test_every_action_and_phase_has_its_words() -> None:
-    from entrypoint.engine.log import STAGES
+    from entrypoint.engine.log import Stage
     from entrypoint.healing.causes import catalogue
     from entrypoint.healing.phases import PUBLIC_PHASES
 
     actions = {cause.action for cause in catalogue().causes.values()}
     assert actions <= set(labels.ACTION_LABELS)
     assert set(PUBLIC_PHASES) == set(labels.PHASE_LABELS)
-    assert set(STAGES) <= set(labels.STAGE_LABELS)
+    assert set(Stage) <= set(labels.STAGE_LABELS)
