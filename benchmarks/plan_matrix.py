@@ -1,7 +1,9 @@
 """Published checkpoints on twelve boxes, planned and asked of the installed engine; prints a table for
 docs/measured.md. About an hour of one core, no GPU; what was asked is kept in build/, and a second run goes on there.
 
-usage: .venv/bin/python benchmarks/plan_matrix.py [CHECKPOINT...]   (none: all of tests/plan/cases/checkpoints)
+usage: .venv/bin/python benchmarks/plan_matrix.py [--known] [CHECKPOINT...]
+
+None named: all of tests/plan/cases/checkpoints. With --known nothing is asked that was not answered before.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def main(names: Sequence[str]) -> None:
 
     build = ROOT / "build" / "plan-matrix"
     build.mkdir(parents=True, exist_ok=True)
-    models = list(names) or published.names()
-    cells = list(matrix.asked(models, matrix.BOXES, ({},), build, build / "answers.jsonl"))
+    models = [name for name in names if name != "--known"] or published.names()
+    cells = list(matrix.asked(models, matrix.BOXES, ({},), build, build / "answers.jsonl", ask="--known" not in names))
     print(
         "| checkpoint | plans | that fit | asked | agree | weights against its classes | tokens against its formula |\n"
         "|---|---|---|---|---|---|---|"

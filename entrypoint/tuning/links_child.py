@@ -86,7 +86,7 @@ def _all_reduces(count: int, device: str) -> list[dict[str, Any]]:
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(_rank, (count, device, folder), nprocs=count, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_processes(_rank, (count, device, folder), nprocs=count, start_method="spawn")
         return list(json.loads(Path(folder, "result").read_text(encoding="utf-8")))
 
 

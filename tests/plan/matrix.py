@@ -63,6 +63,10 @@ _AMOUNTS = (
     "--enable-metrics",
     "--uvicorn-access-log-exclude-prefixes",
     "--watchdog-timeout",
+    "--sleep-on-idle",
+    "--enable-cache-report",
+    "--prefill-decode-interval",
+    "--prefill-decode-interval-min-bs",
 )
 
 
@@ -131,9 +135,11 @@ def asked(
     layouts: Iterable[Mapping[str, object]],
     where: Path,
     answers: Path | None = None,
+    *,
+    ask: bool = True,
 ) -> Iterator[Cell]:
-    """Every plan of the product. ``where``: a directory for configs; ``answers``: a file of answers that were given
-    already, which grows. A plan that is refused for memory is not asked about."""
+    """Every plan of the product. ``where``: a directory for configs; ``answers``: a file of answers given already,
+    which grows; ``ask`` False: no others are asked for. A plan that is refused for memory is not asked about."""
     for model in (models := tuple(models)):
         if not (where / model).is_dir():
             published.write_config(model, where / model)
@@ -145,7 +151,7 @@ def asked(
         for model, box, _, planned in plans
     ]
     known = dict(_read(answers)) if answers else {}
-    fresh = {one.id: one for one in questions if one and one.id not in known}
+    fresh = {one.id: one for one in questions if ask and one and one.id not in known}
     for sm in sorted({one.sm for one in fresh.values()}):
         for answer in acceptance.answers([one for one in fresh.values() if one.sm == sm], os.environ):
             known[answer.id] = answer
@@ -153,7 +159,7 @@ def asked(
                 with answers.open("a") as file:
                     file.write(json.dumps(asdict(answer)) + "\n")
     for (model, box, layout, planned), question in zip(plans, questions, strict=True):
-        yield Cell(model, box, layout, planned, known[question.id] if question else None)
+        yield Cell(model, box, layout, planned, known.get(question.id) if question else None)
 
 
 def _read(file: Path) -> Iterator[tuple[str, acceptance.Answer]]:
