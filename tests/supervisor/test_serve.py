@@ -152,6 +152,7 @@ def test_nan_is_named_and_the_caches_are_cleared_first(make: Make) -> None:
     assert (first["cause"], first["action"]) == ("nan_output", "clear_jit_cache")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.5, 1.0])
 def test_sigterm_at_any_early_moment_ends_well(make: Make, delay: float) -> None:
     supervisor = make(real=True)  # the command as it is: the fake one imports more first
