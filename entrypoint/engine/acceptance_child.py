@@ -252,7 +252,7 @@ def pool_tokens(arguments: Any, view: Any, model: Any, config: Any, budgets: lis
         ),
         is_hybrid_swa=config.is_hybrid_swa,
         is_hybrid_swa_compress=config.is_hybrid_swa_compress,
-        use_mla_backend=str(config.attention_arch).endswith("MLA"),
+        use_mla_backend=config.attention_arch == _module("sglang.srt.configs.model_config").AttentionArch.MLA,
         layer_info=_module(f"{parts}.layer_setup").resolve_layer_indices(
             model=model, model_config=config, is_draft_worker=False
         ),
