@@ -190,7 +190,7 @@ class Gateway:
         if name is None and not self._said_nameless:
             self._said_nameless = True
             self._log.warning(
-                "the replicas do not say the model's name (do they ask for a key?), so /v1/models here says unknown: "
+                "the replicas do not say the model's name (do they ask for a key?), and requests by it get 404 here: "
                 "set RELAUNCH_SERVED_MODEL_NAME or RELAUNCH_API_KEY_FILE"
             )
         return name

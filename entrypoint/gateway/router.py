@@ -223,12 +223,12 @@ class Router:
     # -- what we ask ------------------------------------------------------------------------------------
 
     async def add(self, url: str, model: str | None) -> str:
-        """Take a worker in; returns its id once requests go there. ``model`` is what `/v1/models` says. Raises
-        httpx.HTTPError, TimeoutError."""
+        """Take a worker in; returns its id once requests go there. ``model`` is the name that requests must have; the
+        router answers 404 to others, where the engine takes any. Raises httpx.HTTPError, TimeoutError."""
         import httpx
 
         asked: dict[str, Any] = {"url": url, "disable_health_check": True}
-        asked |= {"model_id": model} if model else {}
+        asked |= {"models": [{"id": model}], "runtime_type": "sglang"} if model else {}
         asked |= {"api_key": self._settings.api_key} if self._settings.api_key else {}
         answer = (await self._http.post("/workers", json=asked)).raise_for_status()
         worker = str(answer.json()["worker_id"])
