@@ -6,6 +6,7 @@ Whatever is odd about it means a start without it, which is what happens without
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -144,6 +145,7 @@ class StandbyKeeper:
             if why:
                 self._log.info(why)
             await standby.kill()
+            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     def _identify(self, number: int, planned: PlannedLaunch, place: Path) -> Identity:
         """Blocking: it lists the installed packages."""

@@ -15,6 +15,12 @@ from entrypoint.supervisor import standby_keeper
 from entrypoint.supervisor.standby_keeper import Identity, StandbyKeeper
 
 
+@pytest.fixture(autouse=True)
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory for temporary files lies in the test's own, however long its name."""
+    monkeypatch.setattr(standby_keeper.scratch, "places", lambda state_dir, number, _: [tmp_path / f"scratch-{number}"])
+
+
 class FakeStandby:
     """What the keeper makes. ``answers``: whether it takes the word; ``problem``: what breaks it while it imports."""
 
@@ -107,6 +113,7 @@ async def test_whatever_does_not_fit_is_a_start_without_it_said_in_one_line(
     change(rig)
     assert await rig.take() is None
     assert made is not None and made.killed and rig.status.standby == "none"
+    assert not (tmp_path / "scratch-2").exists()
     assert [line for line in rig.lines if said in line] == rig.lines[-1:]
 
 
