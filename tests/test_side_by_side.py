@@ -11,7 +11,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/side_by_side.py"
+SCRIPT = Path(__file__).parents[1] / "benchmarks/side_by_side.py"
 
 
 @pytest.fixture(scope="module")
